@@ -1,0 +1,1 @@
+"""The decoding engine: draft, choose a length, verify, accept."""

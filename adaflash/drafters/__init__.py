@@ -1,0 +1,1 @@
+"""Drafters: one pass proposes a whole block of candidates."""

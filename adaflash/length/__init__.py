@@ -1,0 +1,1 @@
+"""Length policies: how many candidates the target should verify."""

@@ -1,0 +1,1 @@
+"""Rollout sources: where the trajectories that teach come from."""

@@ -1,0 +1,1 @@
+"""The frozen target: an adapter over a Hugging Face causal language model."""

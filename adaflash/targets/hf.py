@@ -1,0 +1,144 @@
+"""The target: embed, read, head. Everything else in the project knows a target only through these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from adaflash.targets.attention import NAME, PackedPass
+from adaflash.targets.cache import PoolCache
+from adaflash.targets.families import check_family, final_softcap
+from adaflash.targets.fetch import resolve
+from adaflash.types import Features, KeyValues, Segments
+
+
+@dataclass
+class TargetOptions:
+    """How the frozen target is loaded.
+
+    Attributes:
+        dtype: Number format of the target's weights. The drafter keeps fp32 master weights whatever this is.
+        mask_token: Reserved special token that fills the empty slots of a block, for tokenizers without a mask token
+            and models without a spare embedding row.
+        revision: Branch, tag or commit on the Hub.
+        stop_ids: More token ids that end a response, beside those of the generation config.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    mask_token: str = ""
+    revision: str = "main"
+    stop_ids: list[int] | None = None
+
+
+class HFTarget:
+    """A frozen Hugging Face causal LM, read over packed rows.
+
+    Not an `nn.Module` on purpose: the target belongs to no optimizer, checkpoint or `train()` switch.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None, stop_ids: Sequence[int] = ()) -> None:
+        check_family(model.config)
+        self.model = model.eval().requires_grad_(False)
+        self.model.set_attn_implementation(NAME)
+        self.config = model.config
+        self.tokenizer = tokenizer
+        self._extra_stop_ids = tuple(stop_ids)
+        self._softcap = final_softcap(model.config)
+
+    @classmethod
+    def load(cls, name: str, options: TargetOptions | None = None) -> HFTarget:
+        """Load from a fetched name, a local directory or a Hub id.
+
+        Raises:
+            TargetNotFound: the name is neither fetched nor a directory with a model.
+            UnsupportedTarget: the model's family is not proven.
+        """
+        options = options or TargetOptions()
+        path = resolve(name)
+        check_family(AutoConfig.from_pretrained(path, revision=options.revision))
+        model = AutoModelForCausalLM.from_pretrained(
+            path, revision=options.revision, dtype=getattr(torch, options.dtype), attn_implementation=NAME
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=options.revision)
+        return cls(model, tokenizer, options.stop_ids or ())
+
+    def to(self, device: torch.device) -> HFTarget:
+        """Move the weights; returns self."""
+        self.model.to(device)  # type: ignore[arg-type]
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers, first to last."""
+        return self.model.base_model.layers  # type: ignore[return-value]
+
+    @property
+    def final_norm(self) -> nn.Module:
+        return self.model.base_model.norm  # type: ignore[return-value]
+
+    @property
+    def embedding_rows(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every token id that ends a response: all of the generation config's, and the user's."""
+        eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        listed = [eos] if isinstance(eos, int) else list(eos or [])
+        return tuple(sorted({*listed, *self._extra_stop_ids}))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [..., H] of token ids [...], scaled as the family does."""
+        return self.model.get_input_embeddings()(tokens)  # type: ignore[misc, no-any-return]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of post-norm hidden states [..., H], soft-capped as the family does."""
+        logits = self.model.get_output_embeddings()(hidden.to(self.dtype))
+        if self._softcap is None:
+            return logits  # type: ignore[no-any-return]
+        return torch.tanh(logits / self._softcap) * self._softcap
+
+    def read(
+        self, tokens: Tensor, segments: Segments, context_layers: Sequence[int] = (), pool: KeyValues | None = None
+    ) -> Features:
+        """Read packed tokens [M]; with a pool they continue its lanes, and are stored there.
+
+        Context layer id l means the output of decoder layer l.
+        """
+        out = self.model.base_model(
+            input_ids=tokens[None],
+            position_ids=segments.positions.to(tokens.device)[None],
+            cache=None if pool is None else PoolCache(pool, segments, self.num_layers),
+            use_cache=pool is not None,
+            output_hidden_states=[layer + 1 for layer in context_layers] if context_layers else False,
+            packed=PackedPass(segments, pool),
+        )
+        hidden = out.last_hidden_state[0]
+        context = torch.cat([state[0] for state in out.hidden_states], dim=-1) if context_layers else hidden[:, :0]
+        return Features(context, hidden)
