@@ -1,6 +1,6 @@
 """Attention over packed rows: every segment attends to its own lane, causally, whatever the others do.
 
-Registered with transformers under the name `adaflash_packed`; the segments and the pool of a pass travel as keyword
+Registered with transformers under the name `packed_lanes`; the segments and the pool of a pass travel as keyword
 arguments of the model's forward. Linear layers then cost exactly the rows sent, so a shorter length pays.
 """
 
@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from adaflash.types import KeyValues, Segments
 
-NAME = "adaflash_packed"
+NAME = "packed_lanes"  # a name with "flash" in it is taken for a flash-attention kernel
 
 
 class PackedPass:

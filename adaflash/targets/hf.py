@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from adaflash.targets.attention import NAME, PackedPass
 from adaflash.targets.cache import PoolCache
 from adaflash.targets.families import check_family, final_softcap
-from adaflash.targets.fetch import resolve
 from adaflash.types import Features, KeyValues, Segments
 
 
@@ -59,6 +58,8 @@ class HFTarget:
             TargetNotFound: the name is neither fetched nor a directory with a model.
             UnsupportedTarget: the model's family is not proven.
         """
+        from adaflash.targets.fetch import resolve
+
         options = options or TargetOptions()
         path = resolve(name)
         check_family(AutoConfig.from_pretrained(path, revision=options.revision))
@@ -140,5 +141,5 @@ class HFTarget:
             packed=PackedPass(segments, pool),
         )
         hidden = out.last_hidden_state[0]
-        context = torch.cat([state[0] for state in out.hidden_states], dim=-1) if context_layers else hidden[:, :0]
+        context = torch.cat([out.hidden_states[layer + 1][0] for layer in context_layers], dim=-1) if context_layers else hidden[:, :0]
         return Features(context, hidden)

@@ -1,0 +1,85 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adaflash.types import BlockLog, Features, Request, Trajectory
+
+
+class Lane:
+    """A request in a place of the pool. Its last token, the anchor, is known but in no cache yet."""
+
+    def __init__(self, place: int, index: int, request: Request, limit: int, stop_ids: frozenset[int], keep: bool) -> None:
+        self.place, self.index, self.request = place, index, request
+        self.tokens = list(request.prompt)
+        self.prompt_length = len(request.prompt)
+        self.limit = limit  # most new tokens this request may get
+        self.stop_ids = stop_ids
+        self.finish = ""
+        self.plain_steps = 0
+        self.ingested = 0  # context rows the drafter has seen
+        self.waiting: list[Tensor] = []  # context rows it has not
+        self._keep = keep
+        self._context: list[Tensor] = []
+        self._teacher: list[Tensor] = []
+        self._rounds: list[tuple[int, list[int], int, int, int]] = []
+
+    @property
+    def cached(self) -> int:
+        """Length in the target's pool: every token but the anchor."""
+        return len(self.tokens) - 1
+
+    @property
+    def remaining(self) -> int:
+        """New tokens still wanted."""
+        return self.limit - (len(self.tokens) - self.prompt_length)
+
+    def extend(self, tokens: list[int]) -> list[int]:
+        """Commit tokens up to the first stop token or the limit, before anything is counted; returns what was kept."""
+        tokens = tokens[: self.remaining]
+        stop = next((i for i, token in enumerate(tokens) if token in self.stop_ids), None)
+        kept = tokens if stop is None else tokens[: stop + 1]
+        self.tokens += kept
+        if stop is not None:
+            self.finish = "stop"
+        elif self.remaining == 0:
+            self.finish = "length"
+        return kept
+
+    def read(self, features: Features, first: int, count: int, teaches: bool, drafting: bool) -> None:
+        """Take rows first .. first + count - 1 of a pass: the states at the positions just committed to the pool."""
+        rows = slice(first, first + count)
+        if drafting:
+            self.waiting.append(features.context[rows])
+        if self._keep:
+            self._context.append(features.context[rows])
+            if teaches:
+                self._teacher.append(features.hidden[rows])
+
+    def log(self, anchor: int, candidates: list[int], length: int, accepted: int, committed: int) -> None:
+        """Remember one drafted round."""
+        self._rounds.append((anchor, candidates, length, accepted, committed))
+
+    def trajectory(self, num_candidates: int, error: str = "") -> Trajectory:
+        """What became of the request."""
+        return Trajectory(
+            id=self.request.id,
+            domain=self.request.domain,
+            tokens=torch.tensor(self.tokens, dtype=torch.int64),
+            prompt_length=self.prompt_length,
+            finish=self.finish,
+            blocks=self._block_log(num_candidates),
+            plain_steps=self.plain_steps,
+            context=torch.cat(self._context) if self._context else None,
+            teacher=torch.cat(self._teacher) if self._teacher else None,
+            error=error,
+        )
+
+    def _block_log(self, num_candidates: int) -> BlockLog:
+        if not self._rounds:
+            return BlockLog.empty(num_candidates)
+        anchors, candidates, lengths, accepted, committed = zip(*self._rounds, strict=True)
+        padded = [row + [-1] * (num_candidates - len(row)) for row in candidates]
+        return BlockLog(*(torch.tensor(x, dtype=torch.int64) for x in (anchors, padded, lengths, accepted, committed)))

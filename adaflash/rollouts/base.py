@@ -1,0 +1,42 @@
+"""What the module asks of a rollout source."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adaflash.drafters.base import Drafter
+from adaflash.length.base import LengthPolicy
+from adaflash.targets.hf import HFTarget
+from adaflash.types import Prompt, Trajectory
+
+
+@dataclass(frozen=True)
+class Players:
+    """Who takes part in a rollout, and when it happens."""
+
+    target: HFTarget
+    drafter: Drafter
+    policy: LengthPolicy
+    updates: int  # optimizer steps done: the drafter's version
+    seed: int  # of this rollout
+
+
+class RolloutSource(ABC):
+    """Turns prompts into trajectories with context and teacher states."""
+
+    @abstractmethod
+    def collect(self, prompts: Sequence[Prompt], players: Players) -> list[Trajectory]:
+        """One trajectory per prompt, in order."""
+
+    def describe(self) -> str:
+        """One phrase for the banner."""
+        return type(self).__name__
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed that depends on every part and on nothing else (Python's own hash changes with the process)."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
