@@ -34,6 +34,7 @@ class PromptBatch:
     rollout_id: int
     visit: int  # 0 .. visits - 1; the module makes the rollout at its first visit and keeps it for the others
     visits: int
+    rows: int  # trajectories to train on in one visit (the batch size)
     cursor: int  # batches consumed, over all ranks alike, once this one has been trained on
 
 
@@ -139,6 +140,18 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.anchors)
+
+    def to(self, device: torch.device) -> Blocks:
+        """The same blocks on another device."""
+        return Blocks(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+
+    @classmethod
+    def dummy(cls, block_size: int, mask_id: int) -> Blocks:
+        """One block at position 1 that supervises nothing: for ranks that have nothing to learn."""
+        tokens = torch.full((1, block_size), mask_id)
+        labels = torch.zeros(1, block_size - 1, dtype=torch.int64)
+        one = torch.ones(1, dtype=torch.int64)
+        return cls(one - 1, one, tokens, labels, labels.bool(), torch.zeros(1, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
