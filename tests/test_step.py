@@ -1,0 +1,325 @@
+"""DraftStep against the plain oracle: values, gradients, chunks, splits, errors, and what it never computes."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from adaflash.losses import (
+    DynamicConfidence,
+    ExponentialDecay,
+    FirstMismatch,
+    FirstPass,
+    ForwardKL,
+    FunctionTerm,
+    JensenShannon,
+    LossTerm,
+    NegativeLogAcceptance,
+    NumericalError,
+    PositionWeight,
+    ReverseKL,
+    TeacherCrossEntropy,
+    TokenCrossEntropy,
+    TotalVariation,
+    Uniform,
+)
+from adaflash.losses.oracle import plain_loss
+from adaflash.step import DraftStep
+from adaflash.types import Blocks
+
+ROWS, BLOCK, HIDDEN, VOCABULARY = 3, 5, 6, 23
+LENGTHS, PROMPTS = (14, 9, 11), (4, 3, 8)
+
+
+class Case:
+    """Blocks over three trajectories with overlapping anchors, cut off at the ends; one block has nothing to learn."""
+
+    def __init__(self, dtype=torch.float64):
+        generator = torch.Generator().manual_seed(3)
+        self.rows = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
+        self.anchors = torch.tensor([4, 5, 7, 12, 3, 3, 8, 9])
+        ends = torch.tensor(LENGTHS)[self.rows]
+        supervised = self.anchors[:, None] + torch.arange(1, BLOCK) < ends[:, None]
+        supervised[5] = False
+        labels = torch.randint(VOCABULARY, supervised.shape, generator=generator) * supervised
+        count = len(self.anchors)
+        self.blocks = Blocks(
+            self.rows,
+            self.anchors,
+            torch.zeros(count, BLOCK, dtype=torch.int64),
+            labels,
+            supervised,
+            torch.ones(count, dtype=torch.bool),
+        )
+        self.hidden = torch.randn(count, BLOCK, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
+        self.hidden.requires_grad_()
+        # trajectory r holds teacher rows P .. E - 2, packed one after the other
+        counts = [end - 1 - prompt for end, prompt in zip(LENGTHS, PROMPTS, strict=True)]
+        starts = [0, *itertools.accumulate(counts)][:-1]
+        self.offsets = torch.tensor([start - prompt for start, prompt in zip(starts, PROMPTS, strict=True)])
+        self.teacher = torch.randn(sum(counts), HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
+        self.matrix = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
+        self.calls = []
+
+    def head(self, states):
+        self.calls.append(len(states))
+        return states @ self.matrix.T
+
+    def run(self, terms, weights=None, chunk=256, part=slice(None)):
+        step = DraftStep(terms, weights or ExponentialDecay(), chunk)
+        return step(self.hidden[part], self.cut(part), self.teacher, self.offsets, self.head)
+
+    def cut(self, part):
+        return Blocks(**{f.name: getattr(self.blocks, f.name)[part] for f in dataclasses.fields(Blocks)})
+
+    def taught(self):
+        """[N, K, H]: the state at a + k - 1, looked up one by one."""
+        states = torch.zeros(len(self.rows), BLOCK - 1, HIDDEN, dtype=self.teacher.dtype)
+        for n, k in self.blocks.supervised.nonzero().tolist():
+            states[n, k] = self.teacher[self.offsets[self.rows[n]] + self.anchors[n] + k]
+        return states
+
+    def oracle(self, terms, weights=None):
+        weight = (weights or ExponentialDecay())(self.blocks.supervised)
+        loss = plain_loss(self.hidden, self.blocks.labels, weight, self.taught(), terms, lambda x: x @ self.matrix.T)
+        return loss, weight.double().sum()
+
+    def gradient(self, loss):
+        return torch.autograd.grad(loss, self.hidden)[0]
+
+
+def paper(clip="entry", **kwargs):
+    return [TeacherCrossEntropy(weight=0.8, name="ce"), ReverseKL(weight=0.2, name="rkl", clip=clip, **kwargs)]
+
+
+def cubed(student, teacher, token):
+    """A loss somebody else wrote, which does not even ignore a shift of the logits."""
+    return ((student - teacher) ** 3).mean(-1) + student.gather(-1, token[:, None])[:, 0]
+
+
+MIXTURES = {
+    "paper": paper,
+    "token": lambda: paper("token", threshold=0.4),
+    "none": lambda: paper("none", temperature=2.0),
+    "official": lambda: paper("official"),
+    "dflash": lambda: [TokenCrossEntropy(name="ce")],
+    "osd": lambda: [ForwardKL(weight=1.5, temperature=2.0)],
+    "all": lambda: [
+        *paper(),
+        TokenCrossEntropy(0.3),
+        JensenShannon(0.5),
+        TotalVariation(-0.2),
+        NegativeLogAcceptance(),
+        FunctionTerm(cubed, 0.1),
+    ],
+    "foreign": lambda: [FunctionTerm(cubed)],
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_value_and_gradient_equal_the_oracle(name, chunk):
+    case, terms = Case(), MIXTURES[name]()
+    result = case.run(terms, chunk=chunk)
+    loss, weight = case.oracle(terms)
+    assert torch.allclose(result.loss, loss, rtol=1e-12) and result.loss.dtype == torch.float64
+    assert torch.allclose(result.weight, weight) and not result.weight.requires_grad
+    found, expected = case.gradient(result.loss * 3.0), case.gradient(loss * 3.0)
+    assert torch.allclose(found, expected, atol=1e-12) and expected.abs().max() > 1e-3
+    assert found[:, 0].abs().max() == 0 and found[5].abs().max() == 0  # slot 0, and the block without supervision
+    total = sum(term.weight * result.terms[term.name] for term in terms)
+    assert torch.allclose(total, loss, rtol=1e-12) and not total.requires_grad
+
+
+@pytest.mark.parametrize("name", ["paper", "all"])
+def test_float32_is_close_to_the_oracle_in_float64(name):
+    single, double = Case(torch.float32), Case(torch.float64)
+    result, (loss, _) = single.run(MIXTURES[name](), chunk=4), double.oracle(MIXTURES[name]())
+    assert result.loss.dtype == torch.float32
+    assert result.loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert (single.gradient(result.loss) - double.gradient(loss)).abs().max() < 1e-4
+
+
+def test_bfloat16_states_and_head():
+    half = Case(torch.bfloat16)
+    result = half.run(paper(), chunk=4)
+    loss, _ = half.oracle(paper())
+    assert result.loss.item() == pytest.approx(loss.item(), rel=2e-2)
+    found, expected = half.gradient(result.loss).float(), half.gradient(loss).float()
+    assert found.dtype == torch.float32 and (found - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("cuts", [(0, 8), (0, 4, 6, 8), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
+def test_micro_batches_add_up(cuts):
+    case = Case()
+    whole = case.run(paper())
+    parts = [case.run(paper(), part=slice(a, b)) for a, b in itertools.pairwise(cuts)]
+    assert torch.allclose(sum(p.loss for p in parts), whole.loss, rtol=1e-12)
+    assert torch.allclose(sum(p.weight for p in parts), whole.weight, rtol=1e-12)
+    for name in ("rkl/removed", "rkl/cut"):
+        stats = [p.stats[name] for p in parts if name in p.stats]
+        assert torch.allclose(sum(stats), whole.stats[name], rtol=1e-12)
+    assert torch.equal(torch.cat([p.candidates for p in parts]), whole.candidates)
+    assert torch.allclose(case.gradient(sum(p.loss for p in parts)), case.gradient(whole.loss), atol=1e-12)
+
+
+def test_official_is_the_only_mode_that_sees_the_split():
+    for clip, same in (("entry", True), ("token", True), ("none", True), ("official", False)):
+        case, threshold = Case(), {"threshold": 0.05} if clip != "none" else {}
+        whole = case.run(paper(clip, **threshold)).loss
+        parts = sum(case.run(paper(clip, **threshold), part=slice(a, a + 4)).loss for a in (0, 4))
+        assert bool(torch.allclose(whole, parts, rtol=1e-9)) is same, clip
+
+
+def test_candidates_are_the_argmax_of_every_supervised_row():
+    case = Case()
+    logits = case.hidden.detach()[:, 1:] @ case.matrix.T
+    expected = torch.where(case.blocks.supervised, logits.argmax(-1), -1)
+    for terms, weights, chunk in itertools.product(
+        ([], paper()), (ExponentialDecay(), FirstMismatch(), HalfSilent()), (1, 4, 100)
+    ):
+        assert torch.equal(case.run(terms, weights, chunk).candidates, expected)
+
+
+class HalfSilent(PositionWeight):
+    """Even candidates weigh nothing."""
+
+    def __call__(self, supervised, results=None):
+        return supervised.float() * (torch.arange(supervised.shape[1]) % 2)
+
+
+def test_rows_without_weight_are_not_differentiated():
+    case = Case()
+    taught = []
+
+    def seen(student, teacher, token):
+        taught.append(len(token))
+        return student[:, 0]
+
+    result = case.run([FunctionTerm(seen)], HalfSilent(), chunk=4)
+    supervised = int(case.blocks.supervised[:, 1::2].sum())
+    assert sum(taught) == supervised and result.weight == supervised
+    assert case.gradient(result.loss)[:, [1, 3]].abs().max() == 0
+
+
+def test_the_teacher_is_computed_once_per_position_and_never_more_than_a_chunk():
+    case = Case()
+    positions = {(int(case.rows[n]), int(case.anchors[n]) + k) for n, k in case.blocks.supervised.nonzero().tolist()}
+    supervised = int(case.blocks.supervised.sum())
+    assert len(positions) < supervised  # blocks overlap
+    case.run(paper(), chunk=5)
+    assert sum(case.calls) == supervised + len(positions)
+    assert max(case.calls) <= 5
+
+
+def test_no_teacher_for_the_data_token():
+    case = Case()
+    step = DraftStep([TokenCrossEntropy()], Uniform(), 4)
+    step(case.hidden, case.blocks, None, None, case.head)
+    assert sum(case.calls) == int(case.blocks.supervised.sum())
+    with pytest.raises(ValueError, match=r"\['ce', 'rkl'\] need the teacher"):
+        DraftStep(paper(), Uniform())(case.hidden, case.blocks, None, None, case.head)
+
+
+def test_positions_outside_the_teacher_are_refused():
+    case = Case()
+    for shift in (-1, 1):
+        with pytest.raises(ValueError, match="teacher rows"):
+            DraftStep(paper(), Uniform())(case.hidden, case.blocks, case.teacher, case.offsets + shift, case.head)
+
+
+def test_nothing_flows_to_teacher_or_head():
+    case = Case()
+    case.teacher.requires_grad_()
+    case.matrix.requires_grad_()
+    case.run(paper(), chunk=4).loss.backward()
+    assert case.teacher.grad is None and case.matrix.grad is None and case.hidden.grad.abs().max() > 0
+
+
+class Scaled(LossTerm):
+    """A term that learns."""
+
+    def __init__(self):
+        super().__init__(weight=0.7)
+        self.scale = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+
+    def forward(self, student, teacher, token):
+        return self.scale[0] * student[:, 0] + self.scale[1] ** 2 * teacher[:, 1]
+
+
+def test_parameters_of_a_term_learn():
+    case, term = Case(), Scaled()
+    term.frozen = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    inputs = [case.hidden, term.scale]
+    found = torch.autograd.grad(case.run([*paper(), term], chunk=3).loss, inputs)
+    expected = torch.autograd.grad(case.oracle([*paper(), term])[0], inputs)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-11)
+
+
+@pytest.mark.parametrize("weights", [DynamicConfidence(), FirstMismatch(ExponentialDecay())])
+@pytest.mark.parametrize("teacherless", [False, True])
+def test_weights_that_need_results(weights, teacherless):
+    case = Case()
+    terms = [TokenCrossEntropy()] if teacherless else paper()
+    student = (case.hidden.detach()[:, 1:] @ case.matrix.T).log_softmax(-1)
+    right = case.blocks.labels if teacherless else (case.taught() @ case.matrix.T).argmax(-1)
+    mask = case.blocks.supervised
+    agrees = (student.argmax(-1) == right) & mask
+    confidence = torch.where(mask, student.gather(-1, right[..., None])[..., 0].exp(), 0.0)
+    weight = weights(mask, FirstPass(student.argmax(-1), agrees, confidence))
+    result = case.run(terms, weights, chunk=3)
+    expected = plain_loss(case.hidden, case.blocks.labels, weight, case.taught(), terms, lambda x: x @ case.matrix.T)
+    assert torch.allclose(result.loss, expected, rtol=1e-6)
+    assert torch.allclose(case.gradient(result.loss), case.gradient(expected), atol=1e-6)
+
+
+def test_without_gradients_only_values():
+    case = Case()
+    with torch.no_grad():
+        quiet = case.run(paper(), chunk=3)
+    assert not quiet.loss.requires_grad
+    assert torch.allclose(quiet.loss.double(), case.run(paper()).loss.detach(), rtol=1e-6)
+
+
+def test_nothing_to_learn_is_a_loss_of_zero_that_still_backpropagates():
+    case = Case()
+    case.blocks.supervised[:] = False
+    result = case.run(paper())
+    result.loss.backward()
+    assert result.loss == 0 and result.weight == 0 and (result.candidates == -1).all()
+    assert case.hidden.grad.shape == case.hidden.shape and case.hidden.grad.abs().max() == 0
+    empty = case.run(paper(), part=slice(0, 0))
+    assert empty.loss == 0 and empty.loss.requires_grad and empty.candidates.shape == (0, BLOCK - 1)
+
+
+@pytest.mark.parametrize("terms", [[], paper(), [TokenCrossEntropy()]])
+def test_a_bad_state_is_named_by_block_and_candidate(terms):
+    case = Case()
+    with torch.no_grad():
+        case.hidden[2, 3] = float("nan")
+    with pytest.raises(NumericalError, match=r"student logits.*NaN.*trajectory 0, anchor 7, candidate 3"):
+        case.run(terms, chunk=3)
+
+
+def test_a_bad_teacher_state_is_named():
+    case = Case()
+    case.teacher[case.offsets[2] + 9] = float("inf")
+    with pytest.raises(NumericalError, match=r"teacher logits.*trajectory 2, anchor 8, candidate 2"):
+        case.run(paper(), chunk=3)
+
+
+def test_names_are_checked_again_when_terms_join_later():
+    terms = paper()
+    step, case = DraftStep(terms, Uniform()), Case()
+    terms.append(TotalVariation(name="ce"))
+    with pytest.raises(ValueError, match="share the name 'ce'"):
+        step(case.hidden, case.blocks, case.teacher, case.offsets, case.head)
+    with pytest.raises(ValueError, match="share the name"):
+        DraftStep(terms, Uniform())
+
+
+def test_a_loss_of_the_wrong_shape_is_named():
+    with pytest.raises(ValueError, match="'total' must give one value per row"):
+        Case().run([FunctionTerm(lambda s, t, y: s.sum(), name="total")])
