@@ -1,0 +1,1 @@
+"""Measuring: gain against plain decoding, the record of validations, pictures."""

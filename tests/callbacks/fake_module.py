@@ -1,0 +1,77 @@
+"""A Lightning module whose steps return hand-made trajectories: the contract of the callbacks, without a target."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from adaflash.types import BlockLog, Trajectory
+
+BLOCK = 4
+
+
+def trajectory(domain: str, lengths: list[int], accepted: list[int], plain: int = 0, base: int = 100) -> Trajectory:
+    """Prompt of 3 tokens, then rounds that accepted what is asked for, then plain steps; all candidates known."""
+    total = 4 + sum(a + 1 for a in accepted) + plain + BLOCK
+    tokens = torch.arange(base, base + total)
+    starts = [3]
+    for a in accepted:
+        starts.append(starts[-1] + a + 1)
+    rows = [
+        [int(tokens[s + k]) if k <= a else 0 for k in range(1, BLOCK)] for s, a in zip(starts, accepted, strict=False)
+    ]
+    log = BlockLog(
+        torch.tensor(starts[:-1], dtype=torch.int64),
+        torch.tensor(rows, dtype=torch.int64).reshape(-1, BLOCK - 1),
+        torch.tensor(lengths, dtype=torch.int64),
+        torch.tensor(accepted, dtype=torch.int64),
+        torch.tensor([a + 1 for a in accepted], dtype=torch.int64),
+    )
+    return Trajectory("r", domain, tokens, 3, "length", log, plain)
+
+
+class FakeModule(L.LightningModule):
+    """Accepts one more candidate per block once it has trained: tau 1 before, `after + 1` later (math), 1 less (chat)."""
+
+    def __init__(self, after: int = 3, rounds: int = 60) -> None:
+        super().__init__()
+        self.drafter = SimpleNamespace(block_size=BLOCK)
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.after, self.rounds = after, rounds
+
+    def _decode(self) -> list[Trajectory]:
+        good = self.after if self.global_step or self.trainer.ckpt_path else 0
+        return [
+            trajectory("math", [3] * self.rounds, [good] * self.rounds),
+            trajectory("chat", [3] * self.rounds, [max(good - 1, 0)] * self.rounds, plain=2),
+        ]
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        out: dict[str, Any] = {"loss": self.weight**2}
+        return out | ({"rollout": self._decode()} if batch_idx % 2 == 0 else {})
+
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"trajectories": self._decode()}
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class FakeData(L.LightningDataModule):
+    """Two batches a validation, any number for training."""
+
+    domains = ("math", "chat")
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(list(range(4)))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(list(range(2)))  # type: ignore[arg-type]
+
+    test_dataloader = val_dataloader
