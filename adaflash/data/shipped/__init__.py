@@ -1,0 +1,1 @@
+"""Prompts of our own making that ship with the package."""
