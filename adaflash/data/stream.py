@@ -26,13 +26,12 @@ class PromptStream(IterableDataset[PromptBatch]):
         Args:
             pools: one per source; their weights set the mix.
             rollout_size: prompts per rank and rollout.
-            batch_size: trajectories trained on in one visit.
             visits: how often each rollout is yielded.
             seed: of mixing and shuffling.
             rows: trajectories of a rollout that one visit trains on; 0: all.
         """
         self.rows = rows or rollout_size
-        self.pools, self.rollout_size, self.batch_size, self.visits = pools, rollout_size, batch_size, visits
+        self.pools, self.rollout_size, self.visits = pools, rollout_size, visits
         self.mixer = Mixer([pool.source.weight for pool in pools], seed)
         self.start, self.rank, self.world = 0, 0, 1
         self._kept: tuple[int, tuple[Prompt, ...]] = (-1, ())
