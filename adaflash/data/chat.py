@@ -19,7 +19,15 @@ TODAY = datetime.date(2024, 7, 26)
 
 
 class ChatRenderer:
-    """Messages -> token ids as a server would send them to the model."""
+    """Messages -> token ids as a server would send them to the model.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        template_kwargs: Switches of the chat template, e.g. `{enable_thinking: false}`.
+        max_prompt_tokens: Longer prompts are refused (RowError), never cut; None: no limit.
+        stop_ids: End markers beside the tokenizer's eos; only recorded text answers need them.
+        vocab_size: Token ids of rollouts must be below it; 0: the tokenizer's size.
+    """
 
     def __init__(
         self,
@@ -27,19 +35,13 @@ class ChatRenderer:
         template_kwargs: Mapping[str, Any] | None = None,
         max_prompt_tokens: int | None = None,
         stop_ids: Sequence[int] = (),
+        vocab_size: int = 0,
     ) -> None:
-        """Bind a tokenizer.
-
-        Args:
-            tokenizer: a Hugging Face tokenizer.
-            template_kwargs: switches of the chat template, e.g. `{enable_thinking: false}`.
-            max_prompt_tokens: longer prompts are refused (RowError), never cut.
-            stop_ids: end markers beside the tokenizer's eos; only recorded text answers need them.
-        """
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self.max_prompt_tokens = max_prompt_tokens
         self.stop_ids = {*stop_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
+        self.vocab_size = max(vocab_size, len(tokenizer))
         self.template = _without_clock(tokenizer.chat_template)
         _check_kwargs(self.template_kwargs)
 
@@ -73,8 +75,11 @@ class ChatRenderer:
         return self._apply(messages, tools, add_generation_prompt=True)
 
     def render_text(self, text: str) -> list[int]:
-        """Token ids of bare text, for a tokenizer without a chat template."""
-        return self._one_bos(list(self.tokenizer(text)["input_ids"]))
+        """Token ids of bare text, for a tokenizer without a chat template: a BOS if it adds one, never an EOS."""
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        bos = self.tokenizer.bos_token_id
+        adds_bos = bos is not None and bos in self.tokenizer("", add_special_tokens=True)["input_ids"][:1]
+        return self._one_bos([bos, *ids] if adds_bos else ids)
 
     def response_row(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> tuple[list[int], list[int], str]:
         """Prompt ids, answer ids (end marker included) and finish ("stop", or "length" without a marker).
@@ -125,17 +130,15 @@ class ChatRenderer:
         return ids
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        if max(ids) >= len(self.tokenizer):
-            raise RowError(
-                "token ids of another tokenizer", f"id {max(ids)}, but {self.name} has {len(self.tokenizer)}"
-            )
+        if max(ids) >= self.vocab_size:
+            raise RowError("token ids of another model", f"id {max(ids)}, but {self.name} has {self.vocab_size}")
 
 
 def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
     taken = sorted(RESERVED & set(kwargs))
     if taken:
         raise DataError(
-            f"template_kwargs: {', '.join(taken)} is set by adaflash itself; only template switches go here"
+            f"data.template_kwargs: {', '.join(taken)} is set by adaflash itself; only template switches go here"
         )
 
 

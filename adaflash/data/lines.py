@@ -9,7 +9,6 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 from adaflash.data.report import DataError
@@ -91,7 +90,7 @@ class LineFile:
 
     def _unpack(self) -> IO[bytes]:
         if self._unpacked is None:
-            unpacked = tempfile.TemporaryFile(prefix=f"adaflash-{Path(self.path).stem}-")
+            unpacked = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as this object)
             try:
                 with gzip.open(self.path, "rb") as packed:
                     while chunk := packed.read(1 << 20):

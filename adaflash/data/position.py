@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -16,30 +18,41 @@ class Position:
     rollout_size: int
     visits: int
     seed: int
-    sources: str  # fingerprints and weights of the sources, in order
+    sources: str  # fingerprint of the sources in their order
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any], now: Position) -> Position:
+        """Saved position; what an older checkpoint does not tell is taken to be as it is now."""
+        known = {key: state[key] for key in asdict(now) if key in state}
+        return cls(**{**asdict(now), **known})
 
     @property
     def samples(self) -> int:
-        """Samples taken from the global order, a rollout that has begun counted whole."""
+        """Samples taken from the global order; a rollout that has begun counts whole."""
         return -(-self.consumed // self.visits) * self.rollout_size * self.world
 
 
 def moved(saved: Position, now: Position) -> int:
-    """Batches to count as consumed in the stream as it is now; warns if it is another stream than the saved one."""
+    """Batches to count as consumed in the stream as it is now; warns if it is not the stream of the checkpoint."""
     if (saved.sources, saved.seed) != (now.sources, now.seed):
-        what = "data.seed" if saved.sources == now.sources else "the training sources (files, weights or order)"
-        rank_zero_warn(
-            f"{what} changed since the checkpoint was written: the order of samples is a new one. It goes on at "
-            f"sample {saved.samples}; prompts of before may come again, others later. To keep the order, restore the data."
-        )
-    same = (saved.world, saved.rollout_size, saved.visits) == (now.world, now.rollout_size, now.visits)
-    if same:
+        _warn_of_new_order(saved, now)
+    if (saved.world, saved.rollout_size, saved.visits) == (now.world, now.rollout_size, now.visits):
         return saved.consumed
     per_rollout = now.rollout_size * now.world
     rollouts = -(-saved.samples // per_rollout)
     rank_zero_warn(
-        f"the checkpoint was written by {saved.world} ranks x rollout_size {saved.rollout_size} x {saved.visits} visits, this "
-        f"run has {now.world} x {now.rollout_size} x {now.visits}. No prompt is repeated: the stream goes on at rollout "
-        f"{rollouts}; {rollouts * per_rollout - saved.samples} prompts and the open visits of a begun rollout are left out."
+        f"The checkpoint was written by {saved.world} ranks x rollout_size {saved.rollout_size} x {saved.visits} visits; "
+        f"this run has {now.world} x {now.rollout_size} x {now.visits}. No prompt is repeated: the stream goes on at "
+        f"rollout {rollouts}. Left out: {rollouts * per_rollout - saved.samples} prompts, and the open visits of a "
+        "rollout that had begun."
     )
     return rollouts * now.visits
+
+
+def _warn_of_new_order(saved: Position, now: Position) -> None:
+    what = "data.seed" if saved.sources == now.sources else "data.train (files, their contents, weights or order)"
+    rank_zero_warn(
+        f"{what} changed since the checkpoint was written, so the order of samples is a new one. The stream goes on at "
+        f"sample {saved.samples} of the new order: prompts from before may come again and others be passed over. To go "
+        "on exactly, restore the data."
+    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from adaflash.errors import UserError
+
 PLACES = 8  # how many places a report names; the counts cover all of them
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """The data as a whole cannot be used; the message says what, where and how to mend it."""
 
 

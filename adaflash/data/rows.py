@@ -50,7 +50,7 @@ def count_answers(record: object) -> int:
 def parse_row(record: object, fallback_id: str, domain: str = "", answer: int = -1) -> Row:
     """Row of a record. `answer` picks the n-th recorded answer; -1 wants the prompt alone. Raises RowError."""
     row = _mapping(record)
-    name = str(row.get("id") or fallback_id)
+    name = fallback_id if row.get("id") in (None, "") else str(row["id"])
     domain = domain or str(row.get("domain") or "default")
     if row.get("prompt_ids") is not None:
         return _token_row(row, name, domain, needs_response=answer >= 0)

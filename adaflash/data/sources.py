@@ -1,134 +1,35 @@
-"""Where prompts come from. A source is named by `class_path` in YAML; a new kind of data is one subclass."""
+"""Where prompts come from, named by `class_path` in YAML. A new kind of data is one more subclass, in any file."""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from adaflash.data.base import PromptSource, Record
 from adaflash.data.columns import remap
 from adaflash.data.lines import LineFile, find_files
-from adaflash.data.report import DataError, DropReport, RowError
-from adaflash.data.rows import Row, count_answers, parse_row
+from adaflash.data.report import DataError, RowError
 
-Record = tuple[int, str, Any]  # address, where (file:line), and the record or the RowError that it gave
-
-
-class PromptSource(ABC):
-    """Rows with random access and one domain label.
-
-    Subclasses give `_records` (one pass over everything) and `_record` (one record by its address). Bad rows are
-    dropped and counted by `open`; afterwards `len(source)` rows are left, `source.row(i)` each.
-    """
-
-    def __init__(
-        self, domain: str = "", weight: float = 1.0, limit: int | None = None, responses: bool = False
-    ) -> None:
-        """Settings all sources share.
-
-        Args:
-            domain: label of this traffic; empty: the row's own `domain`, else "default".
-            weight: share of this source among the samples of training, whatever its size.
-            limit: at most so many good rows, from the top.
-            responses: rows carry recorded text answers to be trained on (one row per answer).
-        """
-        if weight <= 0:
-            raise ValueError(f"weight must be above 0, got {weight}; leave the source out to switch it off")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
-        self.domain, self.weight, self.limit, self.responses = domain, weight, limit, responses
-        self.report: DropReport | None = None
-        self._addresses = array("Q")
-        self._answers = array("i")  # which recorded answer of the record, -1: the prompt alone
-        self._digest = ""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What messages call this source."""
-
-    @abstractmethod
-    def _records(self) -> Iterator[Record]:
-        """Every record in order; also notes what `_record`, `_where` and `_content` need."""
-
-    @abstractmethod
-    def _record(self, address: int) -> Any:
-        """The record at an address."""
-
-    @abstractmethod
-    def _where(self, address: int) -> str:
-        """file:line of an address."""
-
-    @abstractmethod
-    def _content(self) -> str:
-        """Changes when the data changes."""
-
-    def open(self) -> DropReport:
-        """Read everything once, keep what is usable. A second call changes nothing."""
-        if self.report is None:
-            self.report = DropReport(self.name)
-            for address, where, record in self._records():
-                if self.limit is not None and len(self) >= self.limit:
-                    break
-                self._take(address, where, record, self.report)
-            self.report.kept = len(self)
-            self._digest = self._content()
-        return self.report
-
-    def drop(self, bad: dict[int, RowError]) -> None:
-        """Take out rows that turned out bad later (index -> why)."""
-        assert self.report is not None
-        for index, error in bad.items():
-            self.report.drop(self.where(index), error)
-        keep = [index for index in range(len(self)) if index not in bad]
-        self._addresses = array("Q", (self._addresses[index] for index in keep))
-        self._answers = array("i", (self._answers[index] for index in keep))
-        self.report.kept = len(self)
-
-    def __len__(self) -> int:
-        return len(self._addresses)
-
-    def row(self, index: int) -> Row:
-        """The i-th good row."""
-        address = self._addresses[index]
-        return self._parse(self._record(address), self._where(address), self._answers[index])
-
-    def where(self, index: int) -> str:
-        """file:line of the i-th good row."""
-        return self._where(self._addresses[index])
-
-    def fingerprint(self) -> str:
-        """Changes when the rows, their number or the domain change; weight is left to the stream."""
-        parts = (type(self).__name__, self.domain, self._digest, str(len(self)), str(self.responses))
-        return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
-
-    def _take(self, address: int, where: str, record: Any, report: DropReport) -> None:
-        try:
-            if isinstance(record, RowError):
-                raise record
-            answers = range(count_answers(record)) if self.responses else (-1,)
-            for answer in answers:
-                self._parse(record, where, answer)
-        except RowError as error:
-            report.drop(where, error)
-            return
-        for answer in answers:
-            self._addresses.append(address)
-            self._answers.append(answer)
-
-    def _parse(self, record: Any, where: str, answer: int) -> Row:
-        number = f"#{answer}" if answer > 0 else ""
-        row = parse_row(record, Path(where).name, self.domain, answer)
-        return Row(**{**row.__dict__, "id": row.id + number}) if number else row
+__all__ = ["HubSource", "JsonlSource", "PromptSource", "ShippedSource"]
 
 
 class JsonlSource(PromptSource):
-    """JSON lines, plain or gzip, one or many files; `rows.py` lists the shapes a row may have."""
+    """JSON lines, plain or gzip, one or many files; `adaflash/data/rows.py` lists the shapes a row may have.
+
+    Args:
+        path: A file, a glob (`logs/**/*.jsonl.gz`), or a list of them; relative to the working directory.
+        domain: Label of this traffic; empty: the row's own `domain`, else "default".
+        weight: Share of this source among the samples of training, whatever its size.
+        limit: At most so many good rows, from the top; null: all.
+        responses: Rows must carry recorded answers, which are trained on: one row per answer of a conversation.
+        columns: Our name -> the data's name, e.g. `{prompt: question, id: task_id}`.
+        template: Text of the user turn made from the row, e.g. `"{question} Reason step by step."`.
+    """
 
     def __init__(
         self,
@@ -140,17 +41,6 @@ class JsonlSource(PromptSource):
         columns: dict[str, str] = {},  # noqa: B006  (read only; a union with None makes CLI errors unreadable)
         template: str = "",
     ) -> None:
-        """Read JSON lines.
-
-        Args:
-            path: a file, a glob (`logs/**/*.jsonl.gz`), or a list of them.
-            domain: label of this traffic; empty: the row's own `domain`, else "default".
-            weight: share of this source among the samples of training, whatever its size.
-            limit: at most so many good rows, from the top.
-            responses: rows carry recorded text answers to be trained on (one row per answer).
-            columns: our name -> the data's name, e.g. `{prompt: question, id: task_id}`.
-            template: text of the user turn made from the row, e.g. `"{question} Reason step by step."`.
-        """
         super().__init__(domain, weight, limit, responses)
         self.paths = [path] if isinstance(path, str) else list(path)
         self.columns, self.template = columns, template
@@ -164,7 +54,7 @@ class JsonlSource(PromptSource):
 
     def _records(self) -> Iterator[Record]:
         address = 0
-        for path in find_files(self.paths, "path"):
+        for path in find_files(self.paths, "path of JsonlSource"):
             file = LineFile(path)
             self._files.append(file)
             self._firsts.append(address)
@@ -173,22 +63,26 @@ class JsonlSource(PromptSource):
                 address += 1
 
     def _decode(self, line: bytes) -> Any:
+        """The record of a line, or the RowError it gives."""
         try:
             return remap(json.loads(line.decode("utf-8")), self.columns, self.template)
+        except RowError as error:
+            return error
         except UnicodeDecodeError as error:
             return RowError("not UTF-8", str(error))
         except (ValueError, RecursionError) as error:
-            return error if isinstance(error, RowError) else RowError("broken JSON", str(error))
+            array = line.strip() == b"[" and "; this looks like one JSON array: write one object a line instead"
+            return RowError("broken JSON", f"{error}{array or ''}")
 
     def _locate(self, address: int) -> tuple[LineFile, int]:
-        number = max(i for i, first in enumerate(self._firsts) if first <= address)
+        number = bisect.bisect_right(self._firsts, address) - 1
         return self._files[number], address - self._firsts[number]
 
     def _record(self, address: int) -> Any:
         file, slot = self._locate(address)
         record = self._decode(file.read(slot))
         if isinstance(record, RowError):
-            raise DataError(f"{file.where(slot)} changed while it was being used: {record}")
+            raise DataError(f"{file.where(slot)} has changed since the run began ({record}); start again to re-read it")
         return record
 
     def _where(self, address: int) -> str:
@@ -196,29 +90,104 @@ class JsonlSource(PromptSource):
         return file.where(slot)
 
     def _content(self) -> str:
-        return " ".join(file.digest.hexdigest() for file in self._files)
+        return " ".join([*(file.digest.hexdigest() for file in self._files), json.dumps(self.columns), self.template])
 
 
 class ShippedSource(JsonlSource):
-    """The prompts that come with the package: domains math, code and chat, split train and eval."""
+    """The prompts that come with the package: domains math, code and chat, split train and eval.
+
+    Args:
+        domain: "math", "code" or "chat".
+        split: "train" or "eval".
+        weight: Share of this source among the samples of training.
+        limit: At most so many rows, from the top; null: all.
+    """
 
     def __init__(self, domain: str, split: str = "train", weight: float = 1.0, limit: int | None = None) -> None:
-        """Name one of the shipped sets.
-
-        Args:
-            domain: "math", "code" or "chat".
-            split: "train" or "eval".
-            weight: share of this source among the samples of training.
-            limit: at most so many rows, from the top.
-        """
         path = files("adaflash.data") / "shipped" / split / f"{domain}.jsonl"
         if not path.is_file():
             raise DataError(
-                f"no shipped prompts {split}/{domain}: split is train or eval, domain is math, code or chat"
+                f"ShippedSource: there is no {split}/{domain}; split is train or eval, domain is math, code or chat"
             )
         super().__init__(str(path), domain, weight, limit)
 
     @property
     def name(self) -> str:
-        """Short: the same on every machine."""
+        """Short, and the same on every machine."""
         return "shipped " + "/".join(Path(self.paths[0]).parts[-2:])
+
+
+class HubSource(PromptSource):
+    """A data set of the Hugging Face Hub, or a folder that `datasets` can load. Needs the extra `data`.
+
+    Args:
+        path: Hub id (`openai/gsm8k`) or local folder.
+        name: Configuration of the data set; null: its default one.
+        split: Split, also a part of one (`train[:1000]`).
+        columns: Our name -> the data's name, e.g. `{messages: conversation}` or `{turns: prompt}`.
+        template: Text of the user turn made from the row, e.g. `"{question} Reason step by step."`.
+        domain: Label of this traffic; empty: the row's own `domain`, else "default".
+        weight: Share of this source among the samples of training, whatever its size.
+        limit: At most so many good rows, from the top; null: all.
+        responses: Rows must carry recorded answers, which are trained on: one row per answer of a conversation.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        split: str = "train",
+        columns: dict[str, str] = {},  # noqa: B006
+        template: str = "",
+        domain: str = "",
+        weight: float = 1.0,
+        limit: int | None = None,
+        responses: bool = False,
+    ) -> None:
+        super().__init__(domain, weight, limit, responses)
+        self.path, self.config, self.split = path, name, split
+        self.columns, self.template = columns, template
+        self._data: Any = None
+
+    @property
+    def name(self) -> str:
+        """path/config[split]."""
+        return f"{self.path}{f'/{self.config}' if self.config else ''}[{self.split}]"
+
+    def _records(self) -> Iterator[Record]:
+        self._data = self._load()
+        for address in range(len(self._data)):
+            yield address, self._where(address), self._remapped(address)
+
+    def _load(self) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise DataError(
+                f"HubSource ({self.name}) needs the package `datasets`: install adaflash[data], or download the data "
+                "and name its file with adaflash.data.sources.JsonlSource"
+            ) from error
+        try:
+            return datasets.load_dataset(self.path, self.config, split=self.split)
+        except Exception as error:  # offline, unknown name, unknown split: each library layer has its own types
+            raise DataError(
+                f"HubSource: cannot load {self.name} ({type(error).__name__}: {error}). Check path, name and split; "
+                "without a network, name a local folder as path, or a file with adaflash.data.sources.JsonlSource"
+            ) from error
+
+    def _remapped(self, address: int) -> Any:
+        try:
+            return remap(self._data[address], self.columns, self.template)
+        except RowError as error:
+            return error
+
+    def _record(self, address: int) -> Any:
+        return self._remapped(address)
+
+    def _where(self, address: int) -> str:
+        return f"{self.name}:{address + 1}"
+
+    def _content(self) -> str:
+        ends = [self._data[0], self._data[-1]] if len(self._data) else []
+        text = json.dumps([self.name, len(self._data), ends, self.columns, self.template], sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
