@@ -40,6 +40,7 @@ def acceptance_figure(before: Entry, now: Entry) -> Figure:
         _dress(axes, name, len(now.tallies[name].at_risk))
     for axes in panels[len(names) :]:
         axes.set_visible(False)
+    panels[0].set_ylabel("acceptance")
     figure.suptitle("Acceptance by position, all candidates before it accepted")
     return figure
 

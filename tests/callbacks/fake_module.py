@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from adaflash.types import BlockLog, Trajectory
+from adaflash.types import BlockLog, Prompt, Request, Trajectory
 
 BLOCK = 4
 
@@ -34,11 +37,27 @@ def trajectory(domain: str, lengths: list[int], accepted: list[int], plain: int 
     return Trajectory("r", domain, tokens, 3, "length", log, plain)
 
 
+class FakeEngine:
+    """Sleeps `cost` seconds a request, and answers always the same."""
+
+    def __init__(self, cost: float, drafts: bool) -> None:
+        self.cost, self.drafts = cost, drafts
+        self.policy = SimpleNamespace(describe=lambda: "FixedLength(3)")
+        self.seconds: Counter[str] = Counter()
+
+    def generate(self, requests: Sequence[Request]) -> list[Trajectory]:
+        time.sleep(self.cost * len(requests))
+        self.seconds["verify"] += self.cost * len(requests)  # type: ignore[assignment]
+        lengths, accepted, plain = ([3, 3], [1, 2], 0) if self.drafts else ([], [], 5)
+        return [trajectory(each.domain, lengths, accepted, plain) for each in requests]
+
+
 class FakeModule(L.LightningModule):
     """Accepts one more candidate per block once it has trained: tau 1 before, `after + 1` later (math), 1 less (chat)."""
 
-    def __init__(self, after: int = 3, rounds: int = 60) -> None:
+    def __init__(self, after: int = 3, rounds: int = 60, round_cost: float = 0.002) -> None:
         super().__init__()
+        self.round_cost = round_cost
         self.drafter = SimpleNamespace(block_size=BLOCK)
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.after, self.rounds = after, rounds
@@ -59,6 +78,10 @@ class FakeModule(L.LightningModule):
 
     test_step = validation_step
 
+    def engine(self, drafter: bool = True) -> FakeEngine:
+        assert not self.training
+        return FakeEngine(self.round_cost if drafter else 0.004, drafter)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -72,6 +95,10 @@ class FakeData(L.LightningDataModule):
         return DataLoader(list(range(4)))  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(list(range(2)))  # type: ignore[arg-type]
+        batches = [[Prompt(f"{name}{i}", name, (i, 2)) for i in range(2)] for name in self.domains]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
 
     test_dataloader = val_dataloader
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch
