@@ -21,6 +21,7 @@ from adaflash.decoding.cache import LanePool
 from adaflash.decoding.lane import Lane
 from adaflash.decoding.sampling import choose_packed
 from adaflash.drafters.base import Drafter, embed_blocks
+from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy
 from adaflash.length.fixed import FullBlock
 from adaflash.targets.hf import HFTarget
@@ -59,7 +60,7 @@ class Engine:
         all_candidates: bool = False,
     ) -> None:
         if lanes < 1:
-            raise ValueError(f"lanes is {lanes}; at least 1 request must be decoded at once")
+            raise UserError(f"lanes is {lanes}; at least 1 request must be decoded at once")
         self.target, self.drafter, self.policy = target, drafter, policy or FullBlock()
         self.num_lanes, self.keep_states, self.all_candidates = lanes, keep_states, all_candidates
         self.num_candidates = drafter.block_size - 1 if drafter else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from adaflash.errors import UserError
 from adaflash.types import Blocks, KeyValues, Segments
 
 if TYPE_CHECKING:
@@ -60,12 +61,12 @@ def check_context_layers(layers: tuple[int, ...], num_target_layers: int, key: s
     """Refuse ids that are repeated, unsorted or outside 0 .. T - 2 (the last layer is post-norm in Hugging Face)."""
     allowed = f"allowed are 0 .. {num_target_layers - 2} in rising order, without repeats"
     if not layers:
-        raise ValueError(f"{key}: no context layer given; {allowed}")
+        raise UserError(f"{key}: no context layer given; {allowed}")
     wrong = [layer for layer in layers if not 0 <= layer <= num_target_layers - 2]
     if wrong:
-        raise ValueError(f"{key}: layers {wrong} of {list(layers)} do not exist or may not be used; {allowed}")
+        raise UserError(f"{key}: layers {wrong} of {list(layers)} do not exist or may not be used; {allowed}")
     if list(layers) != sorted(set(layers)):
-        raise ValueError(f"{key}: {list(layers)} is repeated or unsorted; {allowed}")
+        raise UserError(f"{key}: {list(layers)} is repeated or unsorted; {allowed}")
 
 
 def embed_blocks(target: HFTarget, tokens: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from adaflash.blocks import slot_positions
 from adaflash.drafters.base import Drafter, check_context_layers, default_context_layers
 from adaflash.drafters.layers import ContextSpan, DraftLayer
 from adaflash.drafters.warm_start import copy_from_target
+from adaflash.errors import UserError
 from adaflash.targets.mask import choose_mask_id
 from adaflash.types import Blocks, KeyValues, Segments
 
@@ -50,11 +51,11 @@ class DFlash(Drafter):
         super().__init__()
         key = "model.drafter.init_args"
         if block_size < 2:
-            raise ValueError(f"{key}.block_size is {block_size}; a block needs the anchor and at least one candidate: >= 2")
+            raise UserError(f"{key}.block_size is {block_size}; a block needs the anchor and at least one candidate: >= 2")
         if num_layers < 1:
-            raise ValueError(f"{key}.num_layers is {num_layers}; at least 1 is needed")
+            raise UserError(f"{key}.num_layers is {num_layers}; at least 1 is needed")
         if num_context_layers < 1:
-            raise ValueError(f"{key}.num_context_layers is {num_context_layers}; at least 1 is needed")
+            raise UserError(f"{key}.num_context_layers is {num_context_layers}; at least 1 is needed")
         self.num_layers, self.block_size, self.init = num_layers, block_size, init
         self.context_layers = tuple(context_layers)
         self.num_context_layers, self.mask_id = num_context_layers, mask_id

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy
 from adaflash.types import Proposal
 
@@ -44,7 +45,7 @@ class AdaptiveLength(LengthPolicy):
     def __init__(self, rate: float = 1.3, minimum: int = 1) -> None:
         super().__init__()
         if rate <= 0 or minimum < 1:
-            raise ValueError(f"AdaptiveLength: rate {rate} must be > 0 and minimum {minimum} at least 1")
+            raise UserError(f"AdaptiveLength: rate {rate} must be > 0 and minimum {minimum} at least 1")
         self.rate, self.minimum = rate, minimum
         self.block_size = 0
 
@@ -52,7 +53,7 @@ class AdaptiveLength(LengthPolicy):
         if self.block_size:
             return
         if self.minimum > block_size:
-            raise ValueError(f"AdaptiveLength: minimum {self.minimum} is longer than the block of {block_size}")
+            raise UserError(f"AdaptiveLength: minimum {self.minimum} is longer than the block of {block_size}")
         self.block_size = block_size
         self.head = ThresholdHead(hidden_size)
 

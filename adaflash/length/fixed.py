@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy
 from adaflash.types import Proposal
 
@@ -25,7 +26,7 @@ class FixedLength(LengthPolicy):
     def __init__(self, length: int = 4) -> None:
         super().__init__()
         if length < 0:
-            raise ValueError(f"FixedLength: length is {length}; allowed are 0 (plain decoding with a draft) and more")
+            raise UserError(f"FixedLength: length is {length}; allowed are 0 (plain decoding with a draft) and more")
         self.length = length
 
     def choose(self, proposal: Proposal) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adaflash.decoding.engine import Engine
+from adaflash.errors import UserError
 from adaflash.length.fixed import FixedLength
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.types import Prompt, Request, Trajectory
@@ -37,9 +38,9 @@ class LiveRollout(RolloutSource):
     ) -> None:
         key = "model.rollout.init_args"
         if max_new_tokens < 2:
-            raise ValueError(f"{key}.max_new_tokens is {max_new_tokens}; a block to learn from needs at least 2 tokens")
+            raise UserError(f"{key}.max_new_tokens is {max_new_tokens}; a block to learn from needs at least 2 tokens")
         if temperature < 0 or not 0 < top_p <= 1 or top_k < 0:
-            raise ValueError(f"{key}: allowed are temperature >= 0, 0 < top_p <= 1 and top_k >= 0")
+            raise UserError(f"{key}: allowed are temperature >= 0, 0 < top_p <= 1 and top_k >= 0")
         self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p
         self.lanes, self.warm_updates, self.warm_length = lanes, warm_updates, warm_length
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from adaflash.errors import UserError
 from adaflash.rollouts.base import Players, RolloutSource
 from adaflash.types import BlockLog, Prompt, Segments, Trajectory
 
@@ -20,7 +21,7 @@ class RecordedRollout(RolloutSource):
 
     def __init__(self, max_new_tokens: int = 2048, read_rows: int = 4096) -> None:
         if max_new_tokens < 2 or read_rows < 1:
-            raise ValueError("model.rollout.init_args: allowed are max_new_tokens >= 2 and read_rows >= 1")
+            raise UserError("model.rollout.init_args: allowed are max_new_tokens >= 2 and read_rows >= 1")
         self.max_new_tokens, self.read_rows = max_new_tokens, read_rows
 
     @torch.no_grad()
@@ -28,7 +29,7 @@ class RecordedRollout(RolloutSource):
         """The recorded responses. Raises ValueError naming prompts that have none."""
         missing = [prompt.id for prompt in prompts if not prompt.response]
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"RecordedRollout needs recorded responses, but {len(missing)} prompts have none (first: {missing[0]!r}). "
                 "Point data.train at rows with response_ids (`adaflash predict` writes them), or use "
                 "--model.rollout=adaflash.rollouts.live.LiveRollout"
@@ -50,7 +51,7 @@ class RecordedRollout(RolloutSource):
     def _bare(self, prompt: Prompt, players: Players) -> Trajectory:
         room = min(self.max_new_tokens, players.target.max_positions - len(prompt.tokens))
         if room < 1:
-            raise ValueError(
+            raise UserError(
                 f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens; the target's context holds "
                 f"{players.target.max_positions}. Set data.max_prompt_tokens below that"
             )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from adaflash.errors import UserError
+
 # Each has a tiny random config in tests/decoding/test_lossless.py that must pass the identity tests.
 PROVEN = ("llama", "qwen3", "qwen3_moe")
 
 
-class UnsupportedTarget(ValueError):
+class UnsupportedTarget(UserError):
     """The target's family is not proven, so nothing can be promised about its output."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from adaflash.errors import UserError
 
-class MaskTokenError(ValueError):
+
+class MaskTokenError(UserError):
     """No safe mask token, or the one asked for is not safe."""
 
 

@@ -1,0 +1,91 @@
+"""The command line: fit, validate, test and predict on LightningCLI; generate and fetch without a trainer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from adaflash.configuration import expand, nearest
+from adaflash.errors import UserError
+
+HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding, and measure what it gains.
+
+  adaflash fetch NAME        fetch a target without a hub (adaflash fetch: what there is)
+  adaflash fit -c CONFIG     train a drafter and a length policy for a target
+  adaflash validate ...      decode held-out prompts and measure acceptance
+  adaflash test ...          the same, reported as test
+  adaflash predict ...       record the target's responses as JSONL
+  adaflash generate ...      continue a prompt, text streamed out
+
+  -c, --config NAME          a file, or a shipped config such as experiment/adaflash; later ones win
+  adaflash COMMAND --help    everything a command takes
+"""
+
+TRAINER = ("fit", "validate", "test", "predict")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if words[0] in ("-V", "--version"):
+        from adaflash import __version__
+
+        print(f"adaflash {__version__}")
+        return 0
+    if os.getcwd() not in sys.path:  # a user's own plugin file works from their own folder
+        sys.path.insert(0, os.getcwd())
+    try:
+        return _run(words[0], words[1:])
+    except UserError as error:
+        print(f"adaflash {words[0]}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("adaflash: stopped", file=sys.stderr)
+        return 130
+
+
+def _run(command: str, words: list[str]) -> int:
+    if command in TRAINER:
+        from adaflash.trainer_cli import run
+
+        return run([command, *expand(words)])
+    if command not in _LIGHT:
+        near = nearest(command, [*TRAINER, *_LIGHT])
+        hint = f" Did you mean '{near}'?" if near else ""
+        raise UserError(f"no such command.{hint} Commands: {', '.join([*TRAINER, *_LIGHT])}")
+    return _LIGHT[command](words)
+
+
+def _fetch(words: list[str]) -> int:
+    from adaflash.targets.fetch import FetchError, fetch_command
+
+    try:
+        _call(fetch_command, "fetch", words)
+    except FetchError as error:
+        raise UserError(str(error)) from None
+    return 0
+
+
+def _generate(words: list[str]) -> int:
+    from adaflash.generate import generate
+
+    _call(generate, "generate", words)
+    return 0
+
+
+def _call(function: Any, name: str, words: list[str]) -> None:
+    """Run a plain function from the command line; its signature and docstring are the help."""
+    from jsonargparse import auto_cli
+
+    auto_cli(function, args=words, as_positional=name == "fetch", prog=f"adaflash {name}")
+
+
+_LIGHT = {"fetch": _fetch, "generate": _generate}
+
+if __name__ == "__main__":
+    sys.exit(main())

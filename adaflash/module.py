@@ -1,0 +1,253 @@
+"""AdaFlashModule: owns the drafter, the length policy and the frozen target, and trains the first two on-policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from adaflash.blocks import agreeing_prefix, build_blocks, choose_anchors, context_rows
+from adaflash.decoding.engine import Engine
+from adaflash.drafters.base import Drafter, embed_blocks
+from adaflash.errors import UserError
+from adaflash.length.base import LengthPolicy
+from adaflash.losses.base import LossTerm, check_names
+from adaflash.losses.position import ExponentialDecay, PositionWeight
+from adaflash.optim import AdamWConfig
+from adaflash.rollouts.base import Players, RolloutSource, seed_of
+from adaflash.rollouts.buffer import RolloutBuffer
+from adaflash.step import DraftStep, StepResult
+from adaflash.targets.hf import HFTarget, TargetOptions
+from adaflash.types import Blocks, Prompt, PromptBatch, Request, Segments, Trajectory
+from adaflash.window import Window, divide_gradients
+
+
+class AdaFlashModule(L.LightningModule):
+    """On-policy distillation of a block-diffusion drafter and its length policy (AdaFlash, arXiv 2607.19223).
+
+    Args:
+        target: Fetched name, local directory or Hub id of the frozen target.
+        drafter: The drafter to train.
+        length: The length policy; a learned one trains beside the drafter.
+        rollout: Where trajectories come from.
+        losses: Terms of the drafter's loss; each has a weight and a name of its own.
+        position_weight: How much each candidate of a block counts.
+        target_options: How the target is loaded.
+        optimizer: Optimizer and schedule.
+        num_anchors: Blocks trained per trajectory and visit.
+        anchor_mix: Share of them that start where the drafter really started a block; the rest is uniform.
+        clip: Largest gradient norm of the drafter, and apart from it of the length policy.
+        chunk_rows: Vocabulary rows that exist at one time in the loss.
+        lanes: Requests decoded at once in validation and `predict`.
+        max_new_tokens: Longest response in validation and `predict`.
+        seed: Seed of anchors and sampled rollouts.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        drafter: Drafter,
+        length: LengthPolicy,
+        rollout: RolloutSource,
+        losses: list[LossTerm],
+        position_weight: PositionWeight = ExponentialDecay(),  # noqa: B008  (stateless)
+        target_options: TargetOptions = TargetOptions(),  # noqa: B008
+        optimizer: AdamWConfig = AdamWConfig(),  # noqa: B008
+        num_anchors: int = 64,
+        anchor_mix: float = 0.5,
+        clip: float = 1.0,
+        chunk_rows: int = 256,
+        lanes: int = 16,
+        max_new_tokens: int = 128,
+        seed: int = 42,
+    ) -> None:
+        super().__init__()
+        if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0:
+            raise UserError("model: allowed are num_anchors >= 1, 0 <= anchor_mix <= 1 and clip > 0")
+        check_names(losses)
+        self.target_name, self.target_options = target, target_options
+        self.drafter, self.length, self.rollout = drafter, length, rollout
+        self.losses = nn.ModuleList(losses)
+        self.step = DraftStep(self.losses, position_weight, chunk_rows)  # type: ignore[arg-type]
+        self.optimizer_config = optimizer
+        self.num_anchors, self.anchor_mix, self.clip = num_anchors, anchor_mix, clip
+        self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
+        self.buffer, self.window = RolloutBuffer(), Window()
+        # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
+        self.__dict__["_target"] = None
+
+    @property
+    def target(self) -> HFTarget:
+        """The frozen target, loaded by `configure_model`."""
+        return self.__dict__["_target"]  # type: ignore[no-any-return]
+
+    def add_loss(self, term: LossTerm) -> None:
+        """A term that a plugin adds. Raises ValueError for a name that is taken."""
+        check_names([*self.losses, term])  # type: ignore[list-item]
+        self.losses.append(term)
+
+    def configure_model(self, target: HFTarget | None = None) -> None:
+        """Load the target and make the weights; does nothing the second time, and works without a trainer."""
+        if self.target is not None:
+            return
+        device = self.trainer.strategy.root_device if self._trainer is not None else torch.device("cpu")
+        loaded = target or HFTarget.load(self.target_name, self.target_options)
+        self.__dict__["_target"] = loaded.to(device)
+        self.drafter.build(loaded, self.target_options.mask_token)
+        self.length.build(loaded.hidden_size, self.drafter.block_size)
+
+    # ---- training ----
+
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any]:
+        """prompts -> rollout -> trajectories -> blocks -> drafter -> terms -> loss."""
+        trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
+        learnable = [each for each in trajectories if len(each.tokens) > each.prompt_length + 1 and not each.error]
+        if not learnable:
+            return {"loss": self._nothing_to_learn(), "rollout": self.buffer.trajectories if fresh else []}
+        blocks, context, segments = self._blocks(learnable, batch)
+        hidden = self._draft(blocks, context, segments)
+        result = self._terms(hidden, blocks, learnable)
+        loss = result.loss + self._length_loss(hidden, blocks, result)
+        self._count(result, blocks, batch)
+        return {"loss": loss * self._undo_averages(), "rollout": self.buffer.trajectories if fresh else []}
+
+    def _players(self, batch: PromptBatch) -> Players:
+        return Players(self.target, self.drafter, self.length, self.global_step, seed_of(self.seed, batch.rollout_id))
+
+    def _blocks(self, trajectories: list[Trajectory], batch: PromptBatch) -> tuple[Blocks, Tensor, Segments]:
+        """Blocks at chosen anchors, with the packed context rows they can see."""
+        generator = torch.Generator().manual_seed(seed_of(self.seed, batch.rollout_id, batch.visit, self.global_rank))
+        anchors = [choose_anchors(each, self.num_anchors, self.anchor_mix, generator) for each in trajectories]
+        blocks = build_blocks(trajectories, anchors, self.drafter.block_size, self.drafter.mask_id)
+        segments = Segments.whole([context_rows(len(each.tokens)) for each in trajectories])
+        context = [_states(each.context, count) for each, count in zip(trajectories, segments.counts, strict=True)]
+        return blocks.to(self.device), torch.cat(context).to(self.device), segments
+
+    def _draft(self, blocks: Blocks, context: Tensor, segments: Segments) -> Tensor:
+        embeds = embed_blocks(self.target, blocks.tokens, torch.float32)
+        return self.drafter(embeds, blocks, context, segments)  # type: ignore[no-any-return]
+
+    def _terms(self, hidden: Tensor, blocks: Blocks, trajectories: list[Trajectory]) -> StepResult:
+        """The drafter's loss; teacher rows start at position P of each trajectory."""
+        teacher = torch.cat([_states(each.teacher, len(each.response) - 1) for each in trajectories]).to(self.device)
+        starts = torch.tensor([0] + [len(each.response) - 1 for each in trajectories[:-1]]).cumsum(0)
+        offsets = starts - torch.tensor([each.prompt_length for each in trajectories])
+        return self.step(hidden, blocks, teacher, offsets.to(self.device), self.target.head)
+
+    def _length_loss(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Tensor:
+        """The length policy learns how far each block survives; no gradient reaches the drafter."""
+        accepted = agreeing_prefix(result.candidates, blocks.labels, blocks.supervised)
+        loss = self.length.loss(hidden.detach(), accepted.float(), blocks.full)
+        return hidden.new_zeros(()) if loss is None else loss
+
+    def _count(self, result: StepResult, blocks: Blocks, batch: PromptBatch) -> None:
+        agree = ((result.candidates == blocks.labels) & blocks.supervised).sum()
+        sums = {"weight": result.weight, "blocks": blocks.full.sum(), "agree": agree, "rows": blocks.supervised.sum()}
+        terms = {f"loss/{name}": value for name, value in result.terms.items()}
+        shares = {f"share/{name}": value for name, value in result.stats.items()}
+        self.window.add({**sums, **terms, **shares})
+
+    def _nothing_to_learn(self) -> Tensor:
+        """A pass of weight zero, so that every rank does the same collectives."""
+        blocks = Blocks.dummy(self.drafter.block_size, self.drafter.mask_id).to(self.device)
+        width = len(self.drafter.context_layers) * self.target.hidden_size
+        hidden = self._draft(blocks, torch.zeros(1, width, device=self.device), Segments.whole([1]))
+        nothing = torch.zeros(len(blocks), device=self.device)
+        loss = self.length.loss(hidden.detach(), nothing, nothing.bool())
+        return hidden.sum() * 0 + (0 if loss is None else loss)
+
+    def _undo_averages(self) -> float:
+        """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""
+        return float(self.trainer.accumulate_grad_batches * self.trainer.world_size)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the window's summed gradients by its exact denominators, then clip drafter and length policy apart."""
+        sums = self.window.close()
+        weight, blocks = float(sums.get("weight", 0.0)), float(sums.get("blocks", 0.0))
+        drafter, head = [*self.drafter.parameters(), *self.losses.parameters()], list(self.length.parameters())
+        divide_gradients(drafter, weight)
+        divide_gradients(head, blocks)
+        norms = {"grad_norm/drafter": torch.nn.utils.clip_grad_norm_(drafter, self.clip)}
+        if head:
+            norms["grad_norm/length"] = torch.nn.utils.clip_grad_norm_(head, self.clip)
+        self.log_dict({**norms, **_averages(sums, weight)}, batch_size=1)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW over the drafter, trainable losses and the length policy; never the target."""
+        if self.trainer.gradient_clip_val is not None:
+            raise UserError("trainer.gradient_clip_val: use model.clip, which clips drafter and length policy apart")
+        drafter = [*self.drafter.parameters(), *self.losses.parameters()]
+        return self.optimizer_config.build(drafter, self.length.parameters(), self.trainer.max_steps)
+
+    # ---- measuring ----
+
+    def engine(self, drafter: bool = True, *, lanes: int = 0, all_candidates: bool = False) -> Engine:
+        """The decoding engine with the current drafter and policy, or plain."""
+        lanes = lanes or self.lanes
+        if not drafter:
+            return Engine(self.target, lanes=lanes)
+        return Engine(self.target, self.drafter, self.length, lanes=lanes, all_candidates=all_candidates)
+
+    def validation_step(self, batch: tuple[Prompt, ...], batch_idx: int) -> dict[str, list[Trajectory]]:
+        """Decode held-out prompts; the acceptance monitor measures what comes out."""
+        return {"trajectories": self.engine(all_candidates=True).generate([self._request(p) for p in batch])}
+
+    test_step = validation_step
+
+    def predict_step(self, batch: tuple[Prompt, ...], batch_idx: int) -> list[Trajectory]:
+        """Responses to prompts, to be recorded."""
+        return self.engine().generate([self._request(p) for p in batch])
+
+    def _request(self, prompt: Prompt) -> Request:
+        return Request(prompt.tokens, self.max_new_tokens, prompt.id, prompt.domain)
+
+    # ---- checkpoints ----
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Beside the weights: an unfinished rollout's tensors, and what the drafter was made for."""
+        checkpoint["adaflash"] = {"rollout": self.buffer.state_dict(), "made_for": self.made_for()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the rollout; refuse a checkpoint of another architecture by field.
+
+        Raises:
+            ValueError: the checkpoint is foreign, or was made for another target or drafter.
+        """
+        if "adaflash" not in checkpoint:
+            raise UserError("this checkpoint was not written by adaflash fit (it has no 'adaflash' entry)")
+        made_for = checkpoint["adaflash"]["made_for"]
+        for name, ours in self.made_for().items():
+            if made_for.get(name) != ours:
+                raise UserError(
+                    f"the checkpoint's {name} is {made_for.get(name)!r}, this run's is {ours!r}: use the config it was "
+                    "trained with, or start a new run without --ckpt_path"
+                )
+        self.buffer.load_state_dict(checkpoint["adaflash"]["rollout"])
+
+    def made_for(self) -> dict[str, Any]:
+        """What must agree between a checkpoint and the run that loads it; plain values only."""
+        return {
+            "target": self.target_name,
+            "hidden_size": self.target.hidden_size,
+            "target_layers": self.target.num_layers,
+            "block_size": self.drafter.block_size,
+            "context_layers": list(self.drafter.context_layers),
+            "mask_id": self.drafter.mask_id,
+            "length": type(self.length).__name__,
+        }
+
+
+def _states(states: Tensor | None, count: int) -> Tensor:
+    assert states is not None and len(states) >= count, "a trajectory to learn from must carry its states"
+    return states[:count]
+
+
+def _averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
+    """Window averages for the log: every term by name, the share of agreeing candidates, shares of clipping."""
+    terms = {name: value / weight for name, value in sums.items() if name.startswith("loss/") and weight > 0}
+    shares = {name: value[0] / value[1] for name, value in sums.items() if name.startswith("share/") and value[1] > 0}
+    rows = sums.get("rows")
+    agree = {"train/agreement": sums["agree"] / rows} if rows is not None and rows > 0 else {}
+    return {**terms, **shares, **agree}

@@ -1,0 +1,45 @@
+"""Exact normalisation over an optimizer window: all its micro-batches, on all ranks, have one denominator.
+
+Each micro-batch backpropagates a plain sum. Before clipping, the sums of weights and of labelled blocks are all-reduced
+once and the gradients divided by them, so that 4 micro-batches are 1 batch and 2 ranks are 1 rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class Window:
+    """Sums of one optimizer window."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, sums: Mapping[str, Tensor]) -> None:
+        """Add a micro-batch's detached sums (numerators and denominators alike)."""
+        for name, value in sums.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def close(self) -> dict[str, Tensor]:
+        """The sums over all micro-batches and ranks; starts the next window. One collective, in sorted order of names."""
+        names = sorted(self._sums)
+        if not names:
+            return {}
+        flat = torch.cat([self._sums[name].reshape(-1) for name in names])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(flat)
+        parts = flat.split([self._sums[name].numel() for name in names])
+        shapes = [self._sums[name].shape for name in names]
+        self._sums = {}
+        return {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+
+
+def divide_gradients(parameters: Iterable[nn.Parameter], by: float) -> None:
+    """Divide in place; a denominator of 0 means nothing was summed, so the gradients are 0 already."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients and by > 0:
+        torch._foreach_div_(gradients, by)
