@@ -7,7 +7,7 @@ from typing import Any
 from adaflash.errors import UserError
 
 # Each has a tiny random config in tests/decoding/test_lossless.py that must pass the identity tests.
-PROVEN = ("llama", "qwen3", "qwen3_moe")
+PROVEN = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma3_text", "gpt_oss")
 
 
 class UnsupportedTarget(UserError):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from adaflash.targets.attention import NAME, PackedPass
-from adaflash.targets.cache import PoolCache
+from adaflash.targets.kv import PoolCache
 from adaflash.targets.families import check_family, final_softcap
 from adaflash.types import Features, KeyValues, Segments
 
