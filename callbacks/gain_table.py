@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ class GainTable(Callback):
         prompts = self._prompts(trainer)
         if not prompts:
             return
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
         modes = [(module, module.training) for module in pl_module.modules()]
         pl_module.eval()
         try:
@@ -113,7 +115,7 @@ class GainTable(Callback):
                 module.training = training
         assert self._path is not None
         ends = History(self._path.parent).first_and_latest() or (None, None)
-        self._gain = Gain(rows, _policy(drafted), self.requests_at_once, self.max_new_tokens, *ends)
+        self._gain = Gain(rows, _policy(drafted), self.requests_at_once, self.max_new_tokens, *ends, load, cores)
         if trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps(self._gain.as_json(), indent=2) + "\n")

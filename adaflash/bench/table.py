@@ -26,6 +26,8 @@ class Gain:
     max_new_tokens: int
     before: Entry | None = None  # first validation of the run
     now: Entry | None = None  # latest
+    load: float = 0.0  # load average of the machine when measuring began
+    cores: int = 1
 
     def tau(self, entry: Entry | None, domain: str) -> float | None:
         """Tau of a validation; None where there is none."""
@@ -38,6 +40,8 @@ class Gain:
             "policy": self.policy,
             "requests_at_once": self.group_size,
             "max_new_tokens": self.max_new_tokens,
+            "load": self.load,
+            "cores": self.cores,
             "step_before": self.before.step if self.before else None,
             "step_now": self.now.step if self.now else None,
             "domains": rows,
@@ -94,6 +98,10 @@ def _notes(gain: Gain) -> list[str]:
         for row in gain.rows
         if row.verdict == "unclear"
     ]
+    if gain.load > 1.5 * gain.cores:
+        notes.append(
+            f"The machine was busy (load {gain.load:.1f} on {gain.cores} cores): trust the counts, not the speeds"
+        )
     total = gain.rows[-1]
     notes += [
         f"NOT IDENTICAL: {found['id']} ({found['domain']}) differs from plain decoding at response token {found['position']}"

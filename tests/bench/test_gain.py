@@ -161,6 +161,13 @@ def test_the_table_and_the_file(measure: Measure) -> None:
     assert data["step_now"] == 50 and math_["verdict"] == "gain" and math_["counts"]["lengths"] == [0, 0, 96, 0]
 
 
+def test_a_busy_machine_is_marked(measure: Measure) -> None:
+    clock = Clock()
+    rows = measure(clock, FakeEngine(clock, "A", 0.1), FakeEngine(clock, "B", 0.1, accepted=1))
+    assert "load 7.0 on 2 cores" in shown(Gain(rows, "FullBlock", 1, 25, load=7, cores=2))
+    assert "busy" not in shown(Gain(rows, "FullBlock", 1, 25, load=2, cores=2))
+
+
 def test_bootstrap_is_repeatable_and_needs_clusters() -> None:
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
