@@ -114,8 +114,8 @@ class GainTable(Callback):
             for module, training in modes:
                 module.training = training
         assert self._path is not None
-        ends = History(self._path.parent).first_and_latest() or (None, None)
-        self._gain = Gain(rows, _policy(drafted), self.requests_at_once, self.max_new_tokens, *ends, load, cores)
+        before, now = History(self._path.parent).first_and_latest() or (None, None)
+        self._gain = Gain(rows, _policy(drafted), self.requests_at_once, self.max_new_tokens, before, now, load, cores)
         if trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps(self._gain.as_json(), indent=2) + "\n")
