@@ -5,7 +5,7 @@ Checkpoint keys and config fields are those of DFlash checkpoints as SGLang load
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +156,11 @@ def drafter_config(target: HFTarget, num_layers: int, intermediate_size: int) ->
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         max_position_embeddings=text.max_position_embeddings,
         rms_norm_eps=text.rms_norm_eps,
-        rope_parameters=dict(text.rope_parameters),
+        rope_parameters=_rope(text.rope_parameters),
         tie_word_embeddings=bool(text.tie_word_embeddings),
     )
+
+
+def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The rotary settings of full attention; families with sliding layers keep one set for each kind of layer."""
+    return dict(parameters.get("full_attention", parameters))

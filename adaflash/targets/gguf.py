@@ -7,8 +7,10 @@ that what lies on disk is the model that was read.
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ def convert(source: Path, out: Path) -> None:
         model, tokenizer = _read(source)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+        _make_plain(out)
         _check(out, model, tokenizer)
 
 
@@ -70,6 +73,22 @@ def _restore_digit_rule(tokenizer: Any, source: Path) -> None:
         )
 
 
+def _make_plain(out: Path) -> None:
+    """Drop what only this conversion knows, and add what transformers 4 (older servers) reads under other names."""
+
+    def edit(name: str, drop: tuple[str, ...], **values: Any) -> None:
+        path = out / name
+        content = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
+        path.write_text(json.dumps(content | values, indent=2, ensure_ascii=False) + "\n")
+
+    rope = json.loads((out / "config.json").read_text())["rope_parameters"]
+    edit("config.json", ("_name_or_path", "_model_name_or_path"), rope_theta=rope["rope_theta"], torch_dtype="float32")
+    edit("generation_config.json", ("_from_model_config",))
+    edit("tokenizer_config.json", ("is_local", "local_files_only", "backend"), tokenizer_class="PreTrainedTokenizerFast")
+    for path in out.iterdir():
+        path.chmod((out / "config.json").stat().st_mode)  # safetensors are written for their owner only
+
+
 def _check(out: Path, model: Any, tokenizer: Any) -> None:
     """Load `out` as anybody would and compare it with the model in memory."""
     import torch
@@ -108,7 +127,8 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # one bar of the GGUF reader obeys no switch
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
