@@ -7,7 +7,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from adaflash.data.report import DropReport, RowError
@@ -123,5 +122,5 @@ class PromptSource(ABC):
             del self._addresses[self.limit :], self._answers[self.limit :]
 
     def _parse(self, record: Any, where: str, answer: int) -> Row:
-        row = parse_row(record, Path(where).name, self.domain, answer)
+        row = parse_row(record, where.rpartition("/")[2], self.domain, answer)
         return dataclasses.replace(row, id=f"{row.id}#{answer}") if answer > 0 else row

@@ -10,7 +10,7 @@ from adaflash.data.report import RowError
 
 def remap(record: Any, columns: Mapping[str, str], template: str) -> Any:
     """Record with columns renamed (our name -> theirs) and `prompt` made from the template. Raises RowError."""
-    if not (columns or template) or not isinstance(record, Mapping):
+    if not (columns or template) or not isinstance(record, dict):
         return record
     renamed = dict(record)
     for ours, theirs in columns.items():

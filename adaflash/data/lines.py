@@ -35,7 +35,7 @@ def find_files(paths: list[str], key: str) -> list[str]:
 class LineFile:
     """The non-blank lines of one file, plain or gzip, 24 bytes of memory each.
 
-    Lines end at \\n only: U+2028 and friends are legal inside JSON strings. A gzip file is unpacked once into an
+    Lines end at a newline only: U+2028 and friends are legal inside JSON strings. A gzip file is unpacked once into an
     unnamed temporary file, because gzip has no random access.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from adaflash.data.report import RowError
@@ -26,10 +25,10 @@ def read_messages(turns: list[Any]) -> list[Message]:
 
 def from_sharegpt(turns: list[Any]) -> list[Any]:
     """`from` / `value` -> `role` / `content`; a row that already has roles is left as it is."""
-    return [_from_sharegpt(turn) if isinstance(turn, Mapping) and "from" in turn else turn for turn in turns]
+    return [_from_sharegpt(turn) if isinstance(turn, dict) and "from" in turn else turn for turn in turns]
 
 
-def _from_sharegpt(turn: Mapping[str, Any]) -> Message:
+def _from_sharegpt(turn: dict[str, Any]) -> Message:
     speaker = turn["from"]
     if speaker not in SHAREGPT:
         raise RowError("unknown role", f"from: {speaker!r}, known: {', '.join(SHAREGPT)}")
@@ -37,7 +36,7 @@ def _from_sharegpt(turn: Mapping[str, Any]) -> Message:
 
 
 def _message(turn: Any) -> Message:
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, dict):
         raise RowError("not an object", f"a message is {type(turn).__name__}")
     role = turn.get("role")
     if role not in ROLES:
@@ -55,7 +54,7 @@ def _text(content: Any) -> str:
     """Text of a string, of null, or of a list of text parts."""
     if content is None:
         return ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text") or "") for part in content)
     if not isinstance(content, str):
         raise RowError("not text", f"content is {type(content).__name__}")
@@ -74,10 +73,10 @@ def _tool_calls(calls: Any) -> list[Any]:
 
 
 def _tool_call(call: Any) -> Any:
-    if not isinstance(call, Mapping):
+    if not isinstance(call, dict):
         raise RowError("not an object", f"a tool call is {type(call).__name__}")
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = json.loads(function["arguments"])

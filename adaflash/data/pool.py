@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from random import Random
 
 from adaflash.data.base import PromptSource
 from adaflash.data.chat import ChatRenderer
@@ -50,7 +51,7 @@ class PromptPool:
         report = self.source.open()
         report.check(max_dropped)
         count = len(self)
-        rows = range(count) if count <= CHECKED else range(0, count, count // SAMPLED)
+        rows: Sequence[int] = range(count) if count <= CHECKED else sorted(Random(0).sample(range(count), SAMPLED))
         bad = self._render(rows)
         self.source.drop(bad)
         if len(rows) < count and bad:
@@ -92,3 +93,12 @@ class PromptPool:
             except RowError as error:
                 bad[index] = error
         return bad
+
+
+def shared_prompts(train: Sequence[PromptPool], val: Sequence[PromptPool]) -> list[str]:
+    """Where prompts of `val` are that `train` has too: what is measured on them is memory.
+
+    Large sources are compared by what `check` sampled of them.
+    """
+    trained = {tokens for pool in train for tokens in pool.prints}
+    return [where for pool in val for tokens, where in pool.prints.items() if tokens in trained]

@@ -41,7 +41,7 @@ def moved(saved: Position, now: Position) -> int:
     per_rollout = now.rollout_size * now.world
     rollouts = -(-saved.samples // per_rollout)
     rank_zero_warn(
-        f"The checkpoint was written by {saved.world} ranks x rollout_size {saved.rollout_size} x {saved.visits} visits; "
+        f"The checkpoint is of {saved.world} ranks x rollout_size {saved.rollout_size} x {saved.visits} visits, "
         f"this run has {now.world} x {now.rollout_size} x {now.visits}. No prompt is repeated: the stream goes on at "
         f"rollout {rollouts}. Left out: {rollouts * per_rollout - saved.samples} prompts, and the open visits of a "
         "rollout that had begun."

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from adaflash.data.base import PromptSource
 from adaflash.data.chat import ChatRenderer
 from adaflash.data.finite import PromptBatches, by_domain, in_order
-from adaflash.data.pool import PromptPool
+from adaflash.data.pool import PromptPool, shared_prompts
 from adaflash.data.position import Position, moved
 from adaflash.data.report import DataError
 from adaflash.data.stream import CursorLoader, PromptStream
@@ -169,7 +169,7 @@ class PromptDataModule(L.LightningDataModule):
         """Batches trained on, the same on all ranks; the batch in hand counts once it has been processed."""
         if self.trainer is None:
             return self._now
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current  # typed too narrowly there
         return self._now if progress.processed == progress.ready else self._before
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,10 +196,7 @@ class PromptDataModule(L.LightningDataModule):
 
 
 def _warn_of_leaks(train: list[PromptPool], val: list[PromptPool]) -> None:
-    """Validation on prompts that are trained on measures memory; large sources are compared by their samples only."""
-    trained = {tokens for pool in train for tokens in pool.prints}
-    shared = [where for pool in val for tokens, where in pool.prints.items() if tokens in trained]
-    if shared:
+    if shared := shared_prompts(train, val):
         rank_zero_warn(
             f"{len(shared)} validation prompts are also in the training data (first: {shared[0]}), so what is measured "
             "on them is not held out. Take them out of data.train or data.val."

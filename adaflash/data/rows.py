@@ -10,7 +10,6 @@ Shapes a record may have, first that applies:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +38,7 @@ class Row:
 
 def count_answers(record: object) -> int:
     """How many rows a record gives when its recorded answers are wanted: one per answer that follows a user turn."""
-    if isinstance(record, Mapping) and record.get("prompt_ids") is not None:
+    if isinstance(record, dict) and record.get("prompt_ids") is not None:
         return 1
     answers = _answer_indexes(_conversation(_mapping(record)))
     if not answers:
@@ -64,13 +63,13 @@ def parse_row(record: object, fallback_id: str, domain: str = "", answer: int = 
     return Row(name, domain, tuple(history), _tools(row), recorded, plain)
 
 
-def _mapping(record: object) -> Mapping[str, Any]:
-    if not isinstance(record, Mapping):
+def _mapping(record: object) -> dict[str, Any]:
+    if not isinstance(record, dict):
         raise RowError("not an object", type(record).__name__)
     return record
 
 
-def _conversation(row: Mapping[str, Any]) -> list[Message]:
+def _conversation(row: dict[str, Any]) -> list[Message]:
     form = next((key for key in FORMS if row.get(key) is not None), None)
     if form is None:
         raise RowError(
@@ -114,7 +113,7 @@ def _answer_indexes(messages: list[Message]) -> list[int]:
     return found
 
 
-def _tools(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _tools(row: dict[str, Any]) -> tuple[Any, ...]:
     tools = row.get("tools")
     if tools is None:
         return ()
@@ -123,7 +122,7 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(tools)
 
 
-def _token_row(row: Mapping[str, Any], name: str, domain: str, needs_response: bool) -> Row:
+def _token_row(row: dict[str, Any], name: str, domain: str, needs_response: bool) -> Row:
     prompt = _ids(row, "prompt_ids")
     response = _ids(row, "response_ids") if row.get("response_ids") is not None else ()
     if not prompt:
@@ -133,14 +132,14 @@ def _token_row(row: Mapping[str, Any], name: str, domain: str, needs_response: b
     return Row(name, domain, prompt_ids=prompt, response_ids=response, finish=_finish(row))
 
 
-def _ids(row: Mapping[str, Any], key: str) -> tuple[int, ...]:
+def _ids(row: dict[str, Any], key: str) -> tuple[int, ...]:
     ids = row[key]
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise RowError("broken token ids", f"{key} is not a list of integers >= 0")
     return tuple(ids)
 
 
-def _finish(row: Mapping[str, Any]) -> str:
+def _finish(row: dict[str, Any]) -> str:
     reason = row.get("finish_reason") or "length"
     if reason in STOPPED:
         return "stop"
