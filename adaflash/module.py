@@ -75,6 +75,7 @@ class AdaFlashModule(L.LightningModule):
         self.num_anchors, self.anchor_mix, self.clip = num_anchors, anchor_mix, clip
         self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
         self.buffer, self.window = RolloutBuffer(), Window()
+        self.provenance: dict[str, Any] = {}  # what a checkpoint says of its origin; set by the command line
         # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
         self.__dict__["_target"] = None
 
@@ -207,7 +208,11 @@ class AdaFlashModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Beside the weights: an unfinished rollout's tensors, and what the drafter was made for."""
-        checkpoint["adaflash"] = {"rollout": self.buffer.state_dict(), "made_for": self.made_for()}
+        checkpoint["adaflash"] = {
+            "rollout": self.buffer.state_dict(),
+            "made_for": self.made_for(),
+            "provenance": self.provenance,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the rollout; refuse a checkpoint of another architecture by field.

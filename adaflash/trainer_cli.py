@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import sys
@@ -26,6 +27,7 @@ _PLAIN_YAML = jsonargparse.get_loader("yaml")
 
 def run(words: list[str]) -> int:
     """Run one of LightningCLI's commands; returns the exit status."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.getMessage())
     sys.argv = ["adaflash", *words]
     cli = TrainerCLI()
     return int(getattr(cli.trainer, "exit_status", 0))
