@@ -22,6 +22,7 @@ from adaflash.data.tokenizer import load_renderer
 from adaflash.errors import UserError
 from adaflash.types import Prompt, PromptBatch
 
+# What each stage reads; the first one must not be empty.
 ROLES = {"fit": ("train", "val"), "validate": ("val",), "test": ("val",), "predict": ("predict",)}
 
 
@@ -69,7 +70,10 @@ class PromptDataModule(L.LightningDataModule):
             "reuse": reuse,
             "val_batch_size": val_batch_size,
         }
-        _check_settings(sizes | {"max_prompt_tokens": max_prompt_tokens}, max_dropped)
+        _check_settings(
+            sizes | {"max_prompt_tokens": max_prompt_tokens, "val_prompts": 1 if val_prompts is None else val_prompts},
+            max_dropped,
+        )
         self.target, self.sources = target, {"train": train, "val": val, "predict": predict or train}
         self.batch_size, self.rollout_size, self.reuse = batch_size, rollout_size, reuse
         self.val_batch_size, self.val_prompts = val_batch_size, val_prompts
@@ -97,7 +101,10 @@ class PromptDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Read and check the sources that this stage needs, and say what was dropped. Raises DataError."""
-        for role in ROLES[stage]:
+        roles = ROLES[stage]
+        if not self.sources[roles[0]]:
+            raise DataError(f"data.{roles[0]} names no source; add one, e.g. --config data/shipped")
+        for role in roles:
             if role not in self.pools:
                 self.pools[role] = [self._pool(source, n) for n, source in enumerate(self.sources[role])]
                 self._describe(role)
@@ -117,11 +124,6 @@ class PromptDataModule(L.LightningDataModule):
             if report and (report.dropped or report.notes):
                 rank_zero_info(str(report))
 
-    def _filled(self, role: str) -> list[PromptPool]:
-        if not self.sources[role]:
-            raise DataError(f"data.{role} names no source; add one, e.g. --config data/shipped")
-        return self.pools[role]
-
     def _rank(self) -> tuple[int, int]:
         """This process and the number of processes that share the data."""
         kwargs = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
@@ -131,7 +133,7 @@ class PromptDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> CursorLoader:
         """Infinite stream of PromptBatch; needs `max_steps`, and `val_check_interval` as a number of batches."""
-        stream = PromptStream(self._filled("train"), self.rollout_size, self.visits, self.seed, self.batch_size)
+        stream = PromptStream(self.pools["train"], self.rollout_size, self.visits, self.seed, self.batch_size)
         return CursorLoader(stream, self._begin, self.num_workers)
 
     def val_dataloader(self) -> Iterable[tuple[Prompt, ...]]:
@@ -141,12 +143,11 @@ class PromptDataModule(L.LightningDataModule):
 
     def test_dataloader(self) -> Iterable[tuple[Prompt, ...]]:
         """The validation prompts."""
-        pools = self._filled("val")
-        return self._batches(pools, by_domain(pools, self.val_prompts))
+        return self.val_dataloader()
 
     def predict_dataloader(self) -> Iterable[tuple[Prompt, ...]]:
         """Every prompt once, in the order of the data."""
-        pools = self._filled("predict")
+        pools = self.pools["predict"]
         return self._batches(pools, in_order(pools))
 
     def _batches(self, pools: list[PromptPool], places: list[tuple[int, int]]) -> PromptBatches:

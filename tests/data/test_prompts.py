@@ -249,6 +249,7 @@ def test_misspelt_switches_are_said(data: Make) -> None:
         ),
         ({"batch_size": 4, "rollout_size": 2}, r"e\.g\. 4"),
         ({"reuse": 0}, r"data\.reuse must be at least 1"),
+        ({"val_prompts": 0}, r"data\.val_prompts must be at least 1"),
         ({"max_dropped": 2.0}, r"data\.max_dropped"),
     ],
 )
@@ -260,8 +261,7 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 def test_missing_pieces_are_named(data: Make, target: str) -> None:
     with pytest.raises(DataError, match=r"data\.target is empty"):
         data(target="").setup("fit")
-    module = data(train=[])
-    module.setup("fit")
-    with pytest.raises(DataError, match=r"data\.train names no source"):
-        module.train_dataloader()
+    for role, stage in {"train": "fit", "val": "validate", "predict": "predict"}.items():
+        with pytest.raises(DataError, match=rf"data\.{role} names no source"):
+            data(**{"train": [], "val": [], role: []}).setup(stage)
     assert PromptDataModule(target=target).sources["predict"] == []
