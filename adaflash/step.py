@@ -16,9 +16,11 @@ from torch import Tensor
 
 from adaflash.blocks import teacher_positions
 from adaflash.losses.base import LossTerm, check_names
-from adaflash.losses.chunked import Attach, Head, Rows, Sums, candidates_only, first_look, trainable, walk
+from adaflash.losses.chunked import Attach, Walk, trainable
 from adaflash.losses.numerics import NumericalError
 from adaflash.losses.position import FirstPass, PositionWeight
+from adaflash.losses.rows import Rows
+from adaflash.losses.teach import Head
 from adaflash.types import Blocks
 
 
@@ -40,13 +42,16 @@ class DraftStep:
         terms: what is summed; the list is kept, so that terms added to it later count too.
         weights: how much each candidate of a block counts.
         chunk_rows: rows whose logits exist at one time.
+        closed_form: False to take every gradient by autograd (slower; the oracle of the closed forms).
     """
 
-    def __init__(self, terms: Sequence[LossTerm], weights: PositionWeight, chunk_rows: int = 256) -> None:
+    def __init__(
+        self, terms: Sequence[LossTerm], weights: PositionWeight, chunk_rows: int = 256, closed_form: bool = True
+    ) -> None:
         if chunk_rows < 1:
             raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
         check_names(terms)
-        self.terms, self.weights, self.chunk_rows = terms, weights, chunk_rows
+        self.terms, self.weights, self.chunk_rows, self.closed_form = terms, weights, chunk_rows, closed_form
 
     def __call__(
         self, hidden: Tensor, blocks: Blocks, teacher: Tensor | None, teacher_offsets: Tensor | None, head: Head
@@ -70,8 +75,8 @@ class DraftStep:
         supervised = blocks.supervised.to(hidden.device)
         rows = _gather(hidden, blocks, supervised, positions)
         try:
-            weights = self._weights(supervised, rows, teacher, head).to(hidden.device)
-            return self._walk(hidden, rows, weights, terms, teacher, head)
+            walk = Walk(terms, teacher, head, self.chunk_rows, self.closed_form)
+            return self._sum(hidden, rows, self._weights(supervised, rows, walk), walk)
         except NumericalError as error:
             raise error.at(_place(error.row, blocks)) from None
 
@@ -92,15 +97,15 @@ class DraftStep:
         rows = offsets.to(blocks.rows.device)[blocks.rows][:, None]
         positions = rows + teacher_positions(blocks.anchors, blocks.supervised.shape[1] + 1)
         used = positions[blocks.supervised]
-        if len(used) and not (0 <= int(used.min()) and int(used.max()) < len(teacher)):
+        if len(used) and (int(used.min()) < 0 or int(used.max()) >= len(teacher)):
             raise ValueError(f"teacher rows {int(used.min())} .. {int(used.max())} wanted, there are {len(teacher)}")
         return positions.to(device)
 
-    def _weights(self, supervised: Tensor, rows: Rows, teacher: Tensor | None, head: Head) -> Tensor:
+    def _weights(self, supervised: Tensor, rows: Rows, walk: Walk) -> Tensor:
         """Position weights [N, K], after a gradient-free first pass where they need one."""
         if not self.weights.needs_results:
             return self.weights(supervised)
-        chosen, agrees, confidence = first_look(rows, teacher, head, self.chunk_rows)
+        chosen, agrees, confidence = walk.first_look(rows)
         results = FirstPass(
             _scatter(supervised, rows.index, chosen, -1),
             _scatter(supervised, rows.index, agrees, False),
@@ -108,24 +113,22 @@ class DraftStep:
         )
         return self.weights(supervised, results)
 
-    def _walk(
-        self, hidden: Tensor, rows: Rows, weights: Tensor, terms: list[LossTerm], teacher: Tensor | None, head: Head
-    ) -> StepResult:
+    def _sum(self, hidden: Tensor, rows: Rows, weights: Tensor, walk: Walk) -> StepResult:
+        """Walk the rows that have weight with gradients, and the others for their candidates."""
         weight = weights.flatten()[rows.index]
         total = weight.sum(dtype=torch.float64)
-        for term in terms:
+        for term in walk.all:
             term.begin(float(total))
-        counted = weight > 0 if terms else torch.zeros_like(weight, dtype=torch.bool)
+        counted = weight > 0 if walk.all else torch.zeros_like(weight, dtype=torch.bool)
         loud, silent = rows.where(counted), rows.where(~counted)
-        inputs = [hidden, *trainable(terms)]
+        inputs = [hidden, *trainable(walk.all)]
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
             inputs = []
         gradients = [torch.zeros_like(tensor) for tensor in (loud.hidden, *inputs[1:])] if inputs else []
-        sums, candidates = walk(loud, weight[counted], terms, teacher, head, self.chunk_rows, gradients)
-        chosen = _scatter(weights, loud.index, candidates, -1)
-        chosen.view(-1)[silent.index] = candidates_only(silent, head, self.chunk_rows)
-        loss = _attach(sums, terms, inputs, gradients, loud.index)
-        return StepResult(loss, total.detach(), sums.terms, chosen, dict(sums.shares))
+        chosen = _scatter(weights, loud.index, walk.run(loud, weight[counted], gradients), -1)
+        chosen.view(-1)[silent.index] = walk.candidates(silent)
+        loss = _attach(walk, inputs, gradients, loud.index)
+        return StepResult(loss, total.detach(), walk.terms, chosen, walk.shares)
 
 
 def _place(index: int, blocks: Blocks) -> str:
@@ -139,11 +142,9 @@ def _gather(hidden: Tensor, blocks: Blocks, supervised: Tensor, positions: Tenso
     index = supervised.flatten().nonzero().squeeze(1)
     if positions is not None:
         index = index[positions.flatten()[index].argsort(stable=True)]
-    candidates = supervised.shape[1]
-    slots = index + index // candidates + 1  # candidate k of block n is slot k, row n * B + k of the flat states
     return Rows(
         index=index,
-        hidden=hidden.detach().flatten(0, 1).index_select(0, slots),
+        hidden=hidden.detach().flatten(0, 1).index_select(0, _slots(index, supervised.shape[1])),
         token=blocks.labels.to(hidden.device).flatten()[index],
         position=None if positions is None else positions.flatten()[index],
     )
@@ -156,18 +157,21 @@ def _scatter(like: Tensor, index: Tensor, values: Tensor, fill: float | bool) ->
     return result
 
 
-def _attach(
-    sums: Sums, terms: Sequence[LossTerm], inputs: Sequence[Tensor], gradients: Sequence[Tensor], index: Tensor
-) -> Tensor:
+def _attach(walk: Walk, inputs: Sequence[Tensor], gradients: Sequence[Tensor], index: Tensor) -> Tensor:
     """The loss as a scalar that hands the gradients of the walk on to the states and the terms' parameters."""
-    values = [term.weight * sums.terms[term.name] for term in terms]
-    loss = torch.stack(values).sum() if values else torch.zeros((), dtype=torch.float64, device=index.device)
+    loss = torch.zeros((), dtype=torch.float64, device=index.device)
+    for term in walk.all:
+        loss = loss + term.weight * walk.terms[term.name]
     if not inputs:
         return loss.float()
     states = inputs[0]
     spread = torch.zeros_like(states)
-    candidates = states.shape[1] - 1
-    spread.view(-1, states.shape[-1])[index + index // candidates + 1] = gradients[0]
+    spread.view(-1, states.shape[-1])[_slots(index, states.shape[1] - 1)] = gradients[0]
     loss = loss.to(states.dtype if states.dtype == torch.float64 else torch.float32)
     attached: Tensor = Attach.apply(loss, len(inputs), *inputs, spread, *gradients[1:])
     return attached
+
+
+def _slots(index: Tensor, candidates: int) -> Tensor:
+    """Row of the flat states [N * B] for candidate n * K + k - 1: slot k of block n."""
+    return index + index // candidates + 1

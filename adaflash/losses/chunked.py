@@ -1,192 +1,165 @@
 """The vocabulary pass in chunks of rows: values, gradients and candidates, never more than one chunk of logits.
 
-M rows are candidates in walking order: those taught by one position stand together, so that its teacher logits are
-computed once. The gradient with respect to the drafter's states is taken chunk by chunk while the logits exist.
+The gradient with respect to the drafter's states is taken chunk by chunk, while the logits exist. Terms with a closed
+form share one set of passes (`closed_form.py`); all others are differentiated by autograd, one chunk at a time, and
+need not know it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adaflash.losses.base import LossTerm
-from adaflash.losses.divergences import teacher_choice
-from adaflash.losses.numerics import NumericalError, check_rows, log_probs
-
-Head = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """M candidates to walk through."""
-
-    index: Tensor  # [M] int64, n * K + k - 1: block and candidate
-    hidden: Tensor  # [M, H] drafter states, detached
-    token: Tensor  # [M] data token
-    position: Tensor | None  # [M] int64 row of the teacher's states that teaches, ascending; None: no teacher
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def part(self, start: int, end: int) -> Rows:
-        """Rows start .. end - 1."""
-        position = None if self.position is None else self.position[start:end]
-        return Rows(self.index[start:end], self.hidden[start:end], self.token[start:end], position)
-
-    def where(self, mask: Tensor) -> Rows:
-        """The rows of a mask [M]."""
-        position = None if self.position is None else self.position[mask]
-        return Rows(self.index[mask], self.hidden[mask], self.token[mask], position)
-
-    @contextmanager
-    def located(self) -> Iterator[None]:
-        """A `NumericalError` from within counts rows of this chunk: let it count candidates of the batch."""
-        try:
-            yield
-        except NumericalError as error:
-            raise NumericalError(error.what, int(self.index[error.row]), error.problem) from None
+from adaflash.losses.base import Evaluation, LossTerm
+from adaflash.losses.closed_form import Mixture, split
+from adaflash.losses.numerics import argmax_rows, check_rows, log_probs
+from adaflash.losses.rows import Rows
+from adaflash.losses.teach import Head, Taught, teach
+from adaflash.losses.workspace import Workspace
 
 
-@dataclass
-class Sums:
-    """What the walk adds up, all detached and in float64."""
+class Walk:
+    """One walk over the rows of a micro-batch.
 
-    terms: dict[str, Tensor]
-    shares: dict[str, Tensor] = field(default_factory=lambda: defaultdict(lambda: torch.zeros(2, dtype=torch.float64)))
-
-
-def bounds(rows: Rows, limit: int) -> Iterator[tuple[int, int]]:
-    """Chunks of at most `limit` rows, cut between positions unless one position alone has more rows than that."""
-    if rows.position is None:
-        yield from ((start, min(start + limit, len(rows))) for start in range(0, len(rows), limit))
-        return
-    start = end = 0
-    for count in rows.position.unique_consecutive(return_counts=True)[1].tolist():
-        if end > start and end + count - start > limit:
-            yield start, end
-            start = end
-        end += count
-        while end - start > limit:
-            yield start, start + limit
-            start += limit
-    if end > start:
-        yield start, end
-
-
-@torch.no_grad()
-def teacher_logits(rows: Rows, teacher: Tensor | None, head: Head) -> Tensor | None:
-    """Teacher logits [M, V]: the head is run once per position. Never requires grad."""
-    if rows.position is None or teacher is None:
-        return None
-    positions, back = rows.position.unique_consecutive(return_inverse=True)
-    logits = head(teacher.index_select(0, positions)).detach()
-    return logits if len(positions) == len(back) else logits.index_select(0, back)
-
-
-def walk(
-    rows: Rows,
-    weight: Tensor,
-    terms: Sequence[LossTerm],
-    teacher: Tensor | None,
-    head: Head,
-    limit: int,
-    gradients: Sequence[Tensor],
-) -> tuple[Sums, Tensor]:
-    """Sums over all rows and the drafter's candidates [M].
-
-    `gradients` are buffers that the walk adds to: one [M, H] for the states and one per trainable parameter of the
-    terms; empty to compute values only.
+    Args:
+        terms: what is summed.
+        teacher: [T, H] states of the target, or None.
+        head: states [M, H] -> logits [M, V].
+        limit: rows (and positions) whose logits exist at one time.
+        closed_form: False to differentiate every term by autograd (slower; the oracle of the closed forms).
     """
-    sums = Sums({term.name: torch.zeros((), dtype=torch.float64, device=weight.device) for term in terms})
-    candidates = torch.empty_like(rows.index)
-    for start, end in bounds(rows, limit):
-        part = rows.part(start, end)
-        slices = [gradients[0][start:end], *gradients[1:]] if gradients else []
-        with part.located():
-            logits = teacher_logits(part, teacher, head)
-            candidates[start:end] = _chunk(part, weight[start:end], terms, logits, head, sums, slices)
-    return sums, candidates
 
+    def __init__(
+        self, terms: Sequence[LossTerm], teacher: Tensor | None, head: Head, limit: int, closed_form: bool = True
+    ) -> None:
+        self.all, self.teacher, self.head, self.limit, self.work = list(terms), teacher, head, limit, Workspace()
+        closed, self.rest = split(self.all) if closed_form else ([], self.all)
+        self.mixture = Mixture(closed, self.work) if closed else None
+        self.terms = {term.name: torch.zeros((), dtype=torch.float64) for term in self.all}
+        self.shares: dict[str, Tensor] = {}
 
-def _chunk(
-    rows: Rows,
-    weight: Tensor,
-    terms: Sequence[LossTerm],
-    teacher: Tensor | None,
-    head: Head,
-    sums: Sums,
-    gradients: Sequence[Tensor],
-) -> Tensor:
-    """Add one chunk to `sums` and `gradients`; its candidates."""
-    with torch.set_grad_enabled(bool(gradients)):
-        states = rows.hidden.detach().requires_grad_(bool(gradients))
-        student = head(states)
-        total = student.new_zeros((), dtype=torch.float32)
-        for term in terms:
-            total = total + term.weight * _add_term(term, student, teacher, rows.token, weight, sums)
-    if gradients:
-        inputs = [states, *trainable(terms)]
-        for buffer, grad in zip(gradients, torch.autograd.grad(total, inputs, allow_unused=True), strict=True):
+    def run(self, rows: Rows, weight: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+        """Candidates [M]; the weighted sums are added to `terms` and `shares`.
+
+        `gradients` are buffers to be added to: [M, H] for the states, and one per trainable parameter of the terms;
+        empty to compute values only.
+        """
+        candidates = torch.empty_like(rows.index)
+        for first, last in rows.groups(self.limit):
+            group = rows.part(first, last)
+            with group.located():
+                taught = self._teach(group)
+            for start, end in group.chunks(self.limit):
+                part, span = group.part(start, end), slice(first + start, first + end)
+                some = None if taught is None else taught.rows(start, end)
+                slices = [gradients[0][span], *gradients[1:]] if gradients else []
+                with part.located():
+                    candidates[span] = self._chunk(part, weight[span], some, slices)
+        return candidates
+
+    def _teach(self, rows: Rows) -> Taught | None:
+        if rows.position is None or self.teacher is None:
+            return None
+        spread = self.mixture is not None and self.mixture.spread
+        return teach(rows.position, self.teacher, self.head, self.work, spread)
+
+    def _chunk(self, rows: Rows, weight: Tensor, taught: Taught | None, gradients: Sequence[Tensor]) -> Tensor:
+        """Head forward, terms, head backward."""
+        with torch.set_grad_enabled(bool(gradients)):
+            states = rows.hidden.detach().requires_grad_(bool(gradients))
+            logits = self.head(states)
+        student = logits.detach()
+        pull = self.work.gradient(student) if gradients else None
+        found = self.mixture(student, rows.token, weight, taught, pull) if self.mixture else None
+        rest = self.all if found is None else self.rest  # no distribution, or no closed form: the plain way
+        if found is not None:
+            chosen = found[0]
+            for name, result in found[1].items():
+                self._count(name, result, weight)
+        else:
+            check_rows(student, "student logits")
+            chosen = argmax_rows(student)[1]
+        if rest:
+            self._plain(rest, student, rows.token, weight, taught, pull, gradients[1:], found is not None)
+        if pull is not None:
+            gradients[0].copy_(torch.autograd.grad(logits, states, pull)[0])
+        return chosen
+
+    def _plain(
+        self,
+        terms: Sequence[LossTerm],
+        student: Tensor,
+        token: Tensor,
+        weight: Tensor,
+        taught: Taught | None,
+        pull: Tensor | None,
+        parameters: Sequence[Tensor],
+        keep: bool,
+    ) -> None:
+        """Terms by autograd: their gradient is added to `pull` (which it replaces unless `keep`) and `parameters`."""
+        teacher = None if taught is None else taught.expanded()
+        leaf = student.requires_grad_(pull is not None)
+        with torch.set_grad_enabled(pull is not None):
+            total = torch.zeros((), device=weight.device)
+            for term in terms:
+                result = term.evaluate(leaf, teacher, token)  # type: ignore[arg-type]  # None where not needed
+                total = total + term.weight * self._count(term.name, result, weight)
+        if pull is None:
+            return
+        found = torch.autograd.grad(total, [leaf, *trainable(terms)], allow_unused=True)
+        if not keep:
+            pull.zero_()
+        for buffer, grad in zip([pull, *parameters], found, strict=True):
             if grad is not None:
                 buffer += grad
-    return student.detach().argmax(-1)
 
+    def _count(self, name: str, result: Evaluation, weight: Tensor) -> Tensor:
+        """The weighted sum of one term over a chunk, differentiable; it and the shares are added up."""
+        if result.values.shape != weight.shape:
+            shape = list(result.values.shape)
+            raise ValueError(f"loss term {name!r} must give one value per row, {list(weight.shape)}, got {shape}")
+        total = (weight * result.values).sum()
+        self.terms[name] = self.terms[name] + total.detach().double()
+        for share, pair in result.shares.items():
+            sums = torch.stack([(weight * part).sum(dtype=torch.float64) for part in pair])
+            self.shares[f"{name}/{share}"] = self.shares.get(f"{name}/{share}", 0) + sums
+        return total
 
-def _add_term(
-    term: LossTerm, student: Tensor, teacher: Tensor | None, token: Tensor, weight: Tensor, sums: Sums
-) -> Tensor:
-    """The weighted sum of one term over a chunk, differentiable; its parts go to `sums`."""
-    result = term.evaluate(student, teacher, token)  # type: ignore[arg-type]  # None only where not needed
-    if result.values.shape != weight.shape:
-        shape = list(result.values.shape)
-        raise ValueError(f"loss term {term.name!r} must give one value per row, {list(weight.shape)}, got {shape}")
-    total = (weight * result.values).sum()
-    sums.terms[term.name] += total.detach().double()
-    for share, (top, bottom) in result.shares.items():
-        pair = torch.stack([(weight * top).sum(), (weight * bottom).sum()])
-        sums.shares[f"{term.name}/{share}"] = sums.shares[f"{term.name}/{share}"].to(pair.device) + pair.double()
-    return total
+    @torch.no_grad()
+    def candidates(self, rows: Rows) -> Tensor:
+        """The drafter's argmax [M] and nothing else."""
+        chosen = torch.empty_like(rows.index)
+        for start, end in rows.chunks(self.limit):
+            part = rows.part(start, end)
+            logits = self.head(part.hidden)
+            for first, last in self.work.tiles(logits):
+                top, chosen[start + first : start + last] = argmax_rows(logits[first:last])
+                if not top.isfinite().all():
+                    with part.located():
+                        check_rows(logits, "student logits")
+        return chosen
 
+    @torch.no_grad()
+    def first_look(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates [M], whether they are the right token, and the drafter's probability of the right token.
 
-@torch.no_grad()
-def candidates_only(rows: Rows, head: Head, limit: int) -> Tensor:
-    """The drafter's argmax [M], without gradients."""
-    candidates = torch.empty_like(rows.index)
-    for start in range(0, len(rows), limit):
-        part = rows.part(start, min(start + limit, len(rows)))
-        logits = head(part.hidden)
-        with part.located():
-            check_rows(logits, "student logits")
-        candidates[start : start + limit] = logits.argmax(-1)
-    return candidates
-
-
-@torch.no_grad()
-def first_look(rows: Rows, teacher: Tensor | None, head: Head, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Candidates [M], whether they are the right token, and the drafter's probability of the right token.
-
-    Right is the teacher's choice, or the data token where there is no teacher.
-    """
-    parts = []
-    for start, end in bounds(rows, limit):
-        part = rows.part(start, end)
-        with part.located():
-            taught = teacher_logits(part, teacher, head)
-            right = part.token if taught is None else teacher_choice(taught)
-            student = log_probs(head(part.hidden), "student logits")
-        chosen = student.argmax(-1)
-        parts.append((chosen, chosen == right, student.gather(-1, right[:, None]).squeeze(-1).exp()))
-    if not parts:
-        none = rows.index.new_empty(0)
-        return none, none.bool(), none.float()
-    chosen, agrees, confidence = (torch.cat(column) for column in zip(*parts, strict=True))
-    return chosen, agrees, confidence
+        Right is the teacher's choice, or the data token where there is no teacher.
+        """
+        parts = [(rows.index[:0], rows.index[:0].bool(), torch.empty(0, device=rows.index.device))]
+        for start, end in rows.chunks(self.limit):
+            part = rows.part(start, end)
+            with part.located():
+                taught = self._teach(part)
+                right = part.token if taught is None else taught.choice
+                student = log_probs(self.head(part.hidden), "student logits")
+            chosen = student.argmax(-1)
+            confidence = student.gather(-1, right[:, None]).squeeze(-1).exp()
+            parts.append((chosen, chosen == right, confidence.float()))
+        chosen, agrees, confidence = (torch.cat(column) for column in zip(*parts, strict=True))
+        return chosen, agrees, confidence
 
 
 def trainable(terms: Sequence[LossTerm]) -> list[nn.Parameter]:
@@ -207,7 +180,7 @@ class Attach(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """upstream * gradient for every input."""
         gradients = ctx.saved_tensors

@@ -43,6 +43,16 @@ def forward_kl(student: Tensor, teacher: Tensor, token: Tensor, temperature: flo
     return temperature**2 * kl_entries(log_t, log_s).sum(-1)
 
 
+def clip_limit(clip: ClipMode, threshold: float | None, total_weight: float | None) -> float:
+    """Nats an entry (mode `entry`) or a token (the others) is clipped to."""
+    limit = THRESHOLDS[clip] if threshold is None else threshold
+    if clip != "official":
+        return limit
+    if total_weight is None:
+        raise ValueError("clip mode 'official' needs total_weight, the sum of weights of the micro-batch")
+    return limit * total_weight
+
+
 class ReverseKLParts(NamedTuple):
     """What clipping did to each row."""
 
@@ -61,18 +71,14 @@ def reverse_kl_parts(
     total_weight: float | None = None,
 ) -> ReverseKLParts:
     """Reverse KL before and after clipping; see `reverse_kl` for the formula of each mode."""
-    limit = THRESHOLDS[clip] if threshold is None else threshold
+    limit = clip_limit(clip, threshold, total_weight)
     entries = kl_entries(*_both(student, teacher, temperature))
     square = temperature**2
     whole = square * entries.sum(-1)
     if clip == "entry":
         clipped = square * entries.clamp(max=limit).sum(-1)
         return ReverseKLParts(clipped, whole.detach(), (entries.detach() > limit).sum(-1), entries.shape[-1])
-    if clip == "official":
-        if total_weight is None:
-            raise ValueError("clip mode 'official' needs total_weight, the sum of weights of the micro-batch")
-        limit = limit * total_weight
-    elif clip == "token":
+    if clip == "token":
         limit = limit * square  # min(KL, limit) first, T^2 after it
     cut = whole.detach() > limit
     return ReverseKLParts(whole.clamp(max=limit), whole.detach(), cut.long(), 1)

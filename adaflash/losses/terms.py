@@ -81,6 +81,11 @@ class ReverseKL(LossTerm):
         """`official` divides by this before it clips."""
         self.total_weight = total_weight
 
+    @property
+    def limit(self) -> float:
+        """What an entry or a token is clipped to, in nats, temperature apart."""
+        return divergences.clip_limit(self.clip, self.threshold, self.total_weight)
+
     def forward(self, student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
         """The clipped divergence, [M]."""
         return self.evaluate(student, teacher, token).values

@@ -1,0 +1,70 @@
+"""The teacher of one group of positions, computed once and read by every candidate they teach. No gradient anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaflash.losses.numerics import FLOOR, NumericalError, argmax_rows, check_rows
+from adaflash.losses.workspace import Workspace
+
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Teacher of P positions, and which of them teaches each of M rows."""
+
+    back: Tensor  # [M] int64, 0 .. P - 1
+    choice: Tensor  # [M] the teacher's argmax
+    logits: Tensor  # [P, V] raw
+    log_q: Tensor  # [P, V] log-probabilities; [0, V] where no closed form asked for them
+    q: Tensor  # [P, V] probabilities, likewise
+
+    def rows(self, start: int, end: int) -> Taught:
+        """The same positions for rows start .. end - 1."""
+        return Taught(self.back[start:end], self.choice[start:end], self.logits, self.log_q, self.q)
+
+    def expanded(self) -> Tensor:
+        """Raw logits row by row, [M, V]."""
+        return self.logits.index_select(0, self.back)
+
+
+@torch.no_grad()
+def teach(position: Tensor, states: Tensor, head: Head, work: Workspace, spread: bool) -> Taught:
+    """Run the head once per position of M rows, and with `spread` take the whole distribution.
+
+    Raises:
+        NumericalError: a row that is no distribution, counted in the M rows.
+    """
+    unique, back = position.unique_consecutive(return_inverse=True)
+    logits = head(states.index_select(0, unique)).detach()
+    log_q, q = work.teacher(len(unique) if spread else 0, logits)
+    choice, total = torch.empty_like(unique), torch.ones(len(unique), device=logits.device)
+    for start, end in work.tiles(logits):
+        part = slice(start, end)
+        top, choice[part] = argmax_rows(logits[part])
+        total[part] = _distribution(logits[part], top, log_q[part], q[part]) if spread else top
+    if not total.isfinite().all():
+        _complain(logits, back)
+    return Taught(back, choice.index_select(0, back), logits, log_q, q)
+
+
+def _distribution(logits: Tensor, top: Tensor, log_q: Tensor, q: Tensor) -> Tensor:
+    """Fill log_q and q; the sum before normalising, which is finite for any row that is a distribution."""
+    log_q.copy_(logits).sub_(top[:, None]).clamp_(min=FLOOR)
+    total = torch.exp(log_q, out=q).sum(-1)
+    q.mul_(total.reciprocal()[:, None])
+    log_q.sub_(total.log()[:, None])
+    return total
+
+
+def _complain(logits: Tensor, back: Tensor) -> None:
+    try:
+        check_rows(logits, "teacher logits")
+    except NumericalError as error:
+        row = int((back == error.row).nonzero()[0])
+        raise NumericalError(error.what, row, error.problem) from None
