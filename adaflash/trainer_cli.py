@@ -16,6 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from adaflash.callbacks.acceptance import AcceptanceMonitor
+from adaflash.callbacks.gain_table import GainTable
 from adaflash.configuration import PACKAGED, nearest
 from adaflash.data.prompts import PromptDataModule
 from adaflash.errors import UserError
@@ -72,13 +74,15 @@ class TrainerCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """One name for the target and one folder for the run; two checkpoint callbacks that no overlay can drop."""
+        """One name for the target, one folder for the run, and the callbacks that no overlay can drop."""
         parser.add_argument("--target", type=str, default="", help="Fetched name, local directory or Hub id of the target.")
         parser.add_argument("--run", type=str, default="runs/adaflash", help="Folder of this run: logs and checkpoints.")
         parser.add_argument("--overwrite", type=bool, default=False, help="Replace what the run folder holds.")
         parser.link_arguments("target", "model.target")
         parser.link_arguments("target", "data.target")
         parser.link_arguments("run", "trainer.default_root_dir")
+        parser.add_lightning_class_args(AcceptanceMonitor, "acceptance")
+        parser.add_lightning_class_args(GainTable, "gain")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(ModelCheckpoint, "best")
 

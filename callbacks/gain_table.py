@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -41,6 +41,7 @@ class GainTable(Callback):
         prompts_per_domain: How many prompts of each domain.
         rounds: Repeats of plain, drafted, drafted, plain per group.
         requests_at_once: The load: prompts of one group, decoded together.
+        after: The commands that end with the table.
         folder: Where `acceptance.csv` is and `gain.json` goes. Default: the run's root folder.
     """
 
@@ -50,6 +51,7 @@ class GainTable(Callback):
         prompts_per_domain: int = 4,
         rounds: int = 1,
         requests_at_once: int = 1,
+        after: Literal["fit", "validate", "both"] = "both",
         folder: str | None = None,
     ) -> None:
         for name, value in (
@@ -62,6 +64,7 @@ class GainTable(Callback):
                 raise ValueError(f"GainTable: {name} is {value}; allowed are 1 and more")
         self.max_new_tokens, self.prompts_per_domain = max_new_tokens, prompts_per_domain
         self.rounds, self.requests_at_once, self.folder = rounds, requests_at_once, folder
+        self.after = after
         self._path: Path | None = None
         self._gain: Gain | None = None
         self._failure: Exception | None = None
@@ -73,6 +76,8 @@ class GainTable(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure while the drafter is still on its device; the last checkpoint is written after this hook."""
+        if self.after == "validate":
+            return
         try:
             self._measure(trainer, pl_module)
         except Exception as failure:  # noqa: BLE001  (raised in on_fit_end)
@@ -85,7 +90,7 @@ class GainTable(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure at the end of `adaflash validate`; not at the validations inside `fit`."""
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate" and self.after != "fit":
             self._measure(trainer, pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
