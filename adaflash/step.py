@@ -20,6 +20,7 @@ from adaflash.losses.chunked import Attach, Walk, trainable
 from adaflash.losses.numerics import NumericalError
 from adaflash.losses.position import FirstPass, PositionWeight
 from adaflash.losses.rows import Rows
+from adaflash.losses.sampling import SlotSampling
 from adaflash.losses.teach import Head
 from adaflash.types import Blocks
 
@@ -31,7 +32,7 @@ class StepResult:
     loss: Tensor  # scalar: sum over rows of w * sum over terms of weight * term; differentiable
     weight: Tensor  # scalar float64: sum of w
     terms: dict[str, Tensor]  # name -> sum of w * term, detached float64
-    candidates: Tensor  # [N, K] int64: the drafter's argmax where supervised, -1 elsewhere
+    candidates: Tensor  # [N, K] int64: the drafter's argmax where supervised (see `sampling`), -1 elsewhere
     stats: dict[str, Tensor]  # "{term}/{share}" -> [2] float64: numerator and denominator
 
 
@@ -43,15 +44,23 @@ class DraftStep:
         weights: how much each candidate of a block counts.
         chunk_rows: rows whose logits exist at one time.
         closed_form: False to take every gradient by autograd (slower; the oracle of the closed forms).
+        sampling: differentiate a sample of the candidates only, unbiased. Of the others a candidate is computed only
+            where no kept one before it is wrong already (-1 elsewhere), which is all that acceptance depends on.
     """
 
     def __init__(
-        self, terms: Sequence[LossTerm], weights: PositionWeight, chunk_rows: int = 256, closed_form: bool = True
+        self,
+        terms: Sequence[LossTerm],
+        weights: PositionWeight,
+        chunk_rows: int = 128,
+        closed_form: bool = True,
+        sampling: SlotSampling | None = None,
     ) -> None:
         if chunk_rows < 1:
             raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
         check_names(terms)
-        self.terms, self.weights, self.chunk_rows, self.closed_form = terms, weights, chunk_rows, closed_form
+        self.terms, self.weights, self.sampling = terms, weights, sampling
+        self.chunk_rows, self.closed_form = chunk_rows, closed_form
 
     def __call__(
         self, hidden: Tensor, blocks: Blocks, teacher: Tensor | None, teacher_offsets: Tensor | None, head: Head
@@ -76,7 +85,8 @@ class DraftStep:
         rows = _gather(hidden, blocks, supervised, positions)
         try:
             walk = Walk(terms, teacher, head, self.chunk_rows, self.closed_form)
-            return self._sum(hidden, rows, self._weights(supervised, rows, walk), walk)
+            weights = self._weights(supervised, rows, walk)
+            return self._sum(hidden, rows, weights, walk, blocks.labels.to(hidden.device))
         except NumericalError as error:
             raise error.at(_place(error.row, blocks)) from None
 
@@ -113,22 +123,30 @@ class DraftStep:
         )
         return self.weights(supervised, results)
 
-    def _sum(self, hidden: Tensor, rows: Rows, weights: Tensor, walk: Walk) -> StepResult:
+    def _sum(self, hidden: Tensor, rows: Rows, weights: Tensor, walk: Walk, labels: Tensor) -> StepResult:
         """Walk the rows that have weight with gradients, and the others for their candidates."""
-        weight = weights.flatten()[rows.index]
-        total = weight.sum(dtype=torch.float64)
+        total = weights.flatten()[rows.index].sum(dtype=torch.float64)
         for term in walk.all:
             term.begin(float(total))
+        inputs = [hidden, *trainable(walk.all)]
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        sampling = self.sampling if learns else None
+        weight = (sampling(weights) if sampling else weights).flatten()[rows.index]
         counted = weight > 0 if walk.all else torch.zeros_like(weight, dtype=torch.bool)
         loud, silent = rows.where(counted), rows.where(~counted)
-        inputs = [hidden, *trainable(walk.all)]
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
-            inputs = []
-        gradients = [torch.zeros_like(tensor) for tensor in (loud.hidden, *inputs[1:])] if inputs else []
+        gradients = [torch.zeros_like(tensor) for tensor in (loud.hidden, *inputs[1:])] if learns else []
         chosen = _scatter(weights, loud.index, walk.run(loud, weight[counted], gradients), -1)
+        if sampling:
+            silent = silent.where(_reached(chosen, labels).flatten()[silent.index])
         chosen.view(-1)[silent.index] = walk.candidates(silent)
-        loss = _attach(walk, inputs, gradients, loud.index)
+        loss = _attach(walk, inputs if learns else [], gradients, loud.index)
         return StepResult(loss, total.detach(), walk.terms, chosen, walk.shares)
+
+
+def _reached(chosen: Tensor, labels: Tensor) -> Tensor:
+    """[N, K] bool: no known candidate before this one is wrong, so that acceptance may depend on it."""
+    wrong = ((chosen >= 0) & (chosen != labels)).long()
+    return wrong.cumsum(1) - wrong == 0
 
 
 def _place(index: int, blocks: Blocks) -> str:

@@ -6,8 +6,10 @@ import itertools
 import pytest
 import torch
 
+from adaflash.blocks import agreeing_prefix
 from adaflash.losses import (
     DynamicConfidence,
+    Evaluation,
     ExponentialDecay,
     FirstMismatch,
     FirstPass,
@@ -19,6 +21,7 @@ from adaflash.losses import (
     NumericalError,
     PositionWeight,
     ReverseKL,
+    SlotSampling,
     TeacherCrossEntropy,
     TokenCrossEntropy,
     TotalVariation,
@@ -66,8 +69,8 @@ class Case:
         self.calls.append(len(states))
         return states @ self.matrix.T
 
-    def run(self, terms, weights=None, chunk=256, part=slice(None)):
-        step = DraftStep(terms, weights or ExponentialDecay(), chunk)
+    def run(self, terms, weights=None, chunk=256, part=slice(None), **options):
+        step = DraftStep(terms, weights or ExponentialDecay(), chunk, **options)
         return step(self.hidden[part], self.cut(part), self.teacher, self.offsets, self.head)
 
     def cut(self, part):
@@ -323,3 +326,111 @@ def test_names_are_checked_again_when_terms_join_later():
 def test_a_loss_of_the_wrong_shape_is_named():
     with pytest.raises(ValueError, match="'total' must give one value per row"):
         Case().run([FunctionTerm(lambda s, t, y: s.sum(), name="total")])
+
+
+@pytest.mark.parametrize("name", ["paper", "token", "none", "official", "dflash", "osd", "all"])
+def test_closed_forms_equal_autograd(name):
+    case = Case()
+    fast, slow = (case.run(MIXTURES[name](), chunk=4, closed_form=closed) for closed in (True, False))
+    assert torch.allclose(fast.loss, slow.loss, rtol=1e-12)
+    assert torch.allclose(case.gradient(fast.loss), case.gradient(slow.loss), atol=1e-12)
+    assert fast.stats.keys() == slow.stats.keys()
+    for key, pair in slow.stats.items():
+        assert torch.allclose(fast.stats[key], pair, rtol=1e-9), key
+    assert torch.equal(fast.candidates, slow.candidates)
+
+
+@pytest.mark.parametrize("name", ["paper", "token", "none", "dflash", "osd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_closed_forms_at_the_extremes(name, dtype):
+    """Logits of +-1e4 and -inf entries: finite, and what autograd says."""
+    case = Case(dtype)
+    with torch.no_grad():
+        case.hidden[0] *= 3e3
+        case.teacher[2] *= 3e3
+
+    def head(states):
+        logits = states @ case.matrix.T
+        return torch.where(torch.arange(VOCABULARY) % 5 == 4, -torch.inf, logits)
+
+    case.blocks.labels[case.blocks.labels % 5 == 4] = 0
+    case.head = head
+    fast, slow = (case.run(MIXTURES[name](), chunk=4, closed_form=closed) for closed in (True, False))
+    assert fast.loss.isfinite() and fast.loss.item() == pytest.approx(slow.loss.item(), rel=1e-4)
+    found, expected = (case.gradient(result.loss).float() for result in (fast, slow))
+    assert found.isfinite().all()
+    bound = 1e-4 if dtype == torch.float32 else 3e-2
+    assert (found - expected).abs().max() <= bound * expected.abs().max()
+
+
+def test_stats_have_the_same_keys_with_nothing_to_learn():
+    case = Case()
+    full, empty = case.run(paper()), case.run(paper(), part=slice(0, 0))
+    assert full.stats.keys() == empty.stats.keys() == {"rkl/removed", "rkl/cut"}
+    assert full.terms.keys() == empty.terms.keys() == {"ce", "rkl"}
+
+
+def test_sampled_slots_are_unbiased_and_all_of_weight_one():
+    """Row i is kept with p = w_i and counts 1: the average over draws is the full gradient, within its error."""
+    case = Case()
+    full = case.run(paper())
+    expected, total = case.gradient(full.loss), full.weight
+    torch.manual_seed(0)
+    draws = []
+    for _ in range(400):
+        result = case.run(paper(), sampling=SlotSampling())
+        assert result.weight == total  # the denominator is that of the full weights
+        draws.append(torch.cat([result.loss.detach()[None], case.gradient(result.loss).flatten()]))
+    draws = torch.stack(draws)
+    target = torch.cat([full.loss.detach()[None], expected.flatten()])
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - target).abs() <= 4.5 * error + 1e-12).all()
+    assert (error > 1e-4).any()  # it does vary
+
+
+@pytest.mark.parametrize("cap", [0.5, 1.0, 2.0])
+def test_slot_sampling_by_its_formula(cap):
+    weights = torch.tensor([[1.5, 1.0, 0.25, 0.0]])
+    sampling = SlotSampling(cap)
+    drawn = torch.stack([sampling(weights, torch.Generator().manual_seed(seed))[0] for seed in range(3000)])
+    chance = (weights[0] / cap).clamp(max=1)
+    value = torch.where(weights[0] > 0, weights[0] / chance, 0.0)
+    for k in range(4):
+        assert set(drawn[:, k].tolist()) <= {0.0, value[k].item()}
+        assert (drawn[:, k] > 0).float().mean().item() == pytest.approx(chance[k].item(), abs=0.03)
+
+
+def test_sampled_slots_label_acceptance_as_all_of_them_would():
+    case = Case()
+    case.blocks.labels[:] = case.run(paper()).candidates.clamp(min=0)  # all right, but for what is spoiled here
+    case.blocks.labels[0, 2] += 1
+    case.blocks.labels[3, 0] += 1
+    case.blocks.labels.remainder_(VOCABULARY)
+    whole = case.run(paper()).candidates
+    expected = agreeing_prefix(whole, case.blocks.labels, case.blocks.supervised)
+    skipped = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        found = case.run(paper(), sampling=SlotSampling()).candidates
+        assert torch.equal(agreeing_prefix(found, case.blocks.labels, case.blocks.supervised), expected)
+        known = found >= 0
+        assert torch.equal(found[known], whole[known])
+        skipped += int((~known & case.blocks.supervised).sum())
+    assert skipped > 0
+
+
+def test_without_gradients_nothing_is_sampled():
+    case = Case()
+    with torch.no_grad():
+        sampled, full = case.run(paper(), sampling=SlotSampling()), case.run(paper())
+    assert sampled.loss == full.loss and (sampled.candidates >= 0).equal(case.blocks.supervised)
+
+
+def test_an_undeclared_share_is_named():
+    class Sloppy(TotalVariation):
+        def evaluate(self, student, teacher, token):
+            values = self(student, teacher, token)
+            return Evaluation(values, {"extra": (values, values)})
+
+    with pytest.raises(ValueError, match="share 'extra'"):
+        Case().run([Sloppy()])

@@ -10,6 +10,7 @@ from adaflash.losses.position import (
     PositionWeight,
     Uniform,
 )
+from adaflash.losses.sampling import SlotSampling
 from adaflash.losses.terms import (
     ForwardKL,
     JensenShannon,
@@ -35,6 +36,7 @@ __all__ = [
     "NumericalError",
     "PositionWeight",
     "ReverseKL",
+    "SlotSampling",
     "TeacherCrossEntropy",
     "TokenCrossEntropy",
     "TotalVariation",

@@ -29,6 +29,7 @@ class LossTerm(nn.Module, ABC):
         name: unique name in the log (`loss/{name}`); the class's name where empty.
     """
 
+    share_names: tuple[str, ...] = ()  # of `evaluate`: declared, so that every rank logs the same keys
     needs_teacher: bool = True  # False: `forward` gets None for the teacher, whose logits are then never computed
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:

@@ -38,8 +38,9 @@ class Walk:
         self.all, self.teacher, self.head, self.limit, self.work = list(terms), teacher, head, limit, Workspace()
         closed, self.rest = split(self.all) if closed_form else ([], self.all)
         self.mixture = Mixture(closed, self.work) if closed else None
-        self.terms = {term.name: torch.zeros((), dtype=torch.float64) for term in self.all}
-        self.shares: dict[str, Tensor] = {}
+        zero = torch.zeros((), dtype=torch.float64)
+        self.terms = {term.name: zero for term in self.all}
+        self.shares = {f"{term.name}/{share}": zero.new_zeros(2) for term in self.all for share in term.share_names}
 
     def run(self, rows: Rows, weight: Tensor, gradients: Sequence[Tensor]) -> Tensor:
         """Candidates [M]; the weighted sums are added to `terms` and `shares`.
@@ -125,7 +126,9 @@ class Walk:
         self.terms[name] = self.terms[name] + total.detach().double()
         for share, pair in result.shares.items():
             sums = torch.stack([(weight * part).sum(dtype=torch.float64) for part in pair])
-            self.shares[f"{name}/{share}"] = self.shares.get(f"{name}/{share}", 0) + sums
+            if f"{name}/{share}" not in self.shares:
+                raise ValueError(f"loss term {name!r} gives a share {share!r} that its `share_names` do not declare")
+            self.shares[f"{name}/{share}"] = self.shares[f"{name}/{share}"] + sums
         return total
 
     @torch.no_grad()

@@ -63,6 +63,8 @@ class ReverseKL(LossTerm):
         name: unique name in the log.
     """
 
+    share_names = ("removed", "cut")
+
     def __init__(
         self,
         clip: ClipMode = "entry",

@@ -87,7 +87,7 @@ def test_yaml_makes_it(kind):
 
 def test_two_terms_of_one_name_are_refused():
     check_names([losses.TotalVariation(name="a"), losses.TotalVariation(name="b")])
-    with pytest.raises(ValueError, match="'a' .*TotalVariation and JensenShannon"):
+    with pytest.raises(ValueError, match=r"'a' .*TotalVariation and JensenShannon"):
         check_names([losses.TotalVariation(name="a"), losses.ForwardKL(), losses.JensenShannon(name="a")])
     with pytest.raises(ValueError, match="dot"):
         check_names([losses.TotalVariation(name="a.b")])
