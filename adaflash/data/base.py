@@ -34,6 +34,7 @@ class PromptSource(ABC):
         if limit is not None and limit < 1:
             raise UserError(f"limit of a data source must be at least 1 (or null for all), got {limit}")
         self.domain, self.weight, self.limit, self.responses = domain, weight, limit, responses
+        self.domains: set[str] = set()  # of the rows, known once the source is open
         self.report: DropReport | None = None
         self._addresses = array("Q")
         self._answers = array("i")  # which recorded answer of the record; -1: the prompt alone
@@ -112,7 +113,7 @@ class PromptSource(ABC):
                 raise record
             answers = range(count_answers(record)) if self.responses else (-1,)
             for answer in answers:
-                self._parse(record, where, answer)
+                self.domains.add(self._parse(record, where, answer).domain)
         except RowError as error:
             report.drop(where, error)
             return

@@ -22,7 +22,8 @@ class RolloutBuffer:
 
     def take(self, batch: PromptBatch, source: RolloutSource, players: Players) -> tuple[list[Trajectory], bool]:
         """The trajectories of this visit, and whether the rollout was made for it."""
-        fresh = batch.rollout_id != self.rollout_id
+        # A first visit is always a new rollout: after a change of world size another may have carried the same id.
+        fresh = batch.rollout_id != self.rollout_id or batch.visit == 0
         if fresh:
             self.trajectories = source.collect(batch.prompts, players)
             self.rollout_id, self.born = batch.rollout_id, players.updates
