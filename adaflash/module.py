@@ -176,7 +176,16 @@ class AdaFlashModule(L.LightningModule):
         self.log_dict({**norms, **_averages(sums, weight)}, batch_size=1)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW over the drafter, trainable losses and the length policy; never the target."""
+        """AdamW over the drafter, trainable losses and the length policy; never the target.
+
+        Raises:
+            UserError: half-precision master weights (norm gains near 1.0 would not move), or clipping set twice.
+        """
+        if self.trainer.precision in ("bf16-true", "16-true"):
+            raise UserError(
+                f"trainer.precision is {self.trainer.precision}: weights near 1.0 would not move by the optimizer's steps. "
+                "Use bf16-mixed (or 32-true); the target's own format is model.target_options.dtype"
+            )
         if self.trainer.gradient_clip_val is not None:
             raise UserError("trainer.gradient_clip_val: use model.clip, which clips drafter and length policy apart")
         drafter = [*self.drafter.parameters(), *self.losses.parameters()]
