@@ -70,6 +70,12 @@ class Segments:
         """Lane of every packed row, int64 [M]."""
         return torch.repeat_interleave(torch.tensor(self.lanes, dtype=torch.int64), torch.tensor(self.counts))
 
+    @cached_property
+    def slots(self) -> Tensor:
+        """Place of every packed row in its own segment, 0 .. count - 1, int64 [M]."""
+        spans = [torch.arange(count) for count in self.counts]
+        return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+
 
 class KeyValues(Protocol):
     """Keys and values of the context, per layer and lane (the pool of the engine, or one training batch)."""
@@ -79,6 +85,9 @@ class KeyValues(Protocol):
 
     def read(self, layer: int, lane: int, length: int) -> tuple[Tensor, Tensor]:
         """Positions 0 .. length - 1 of one lane: two tensors [heads, length, dim]."""
+
+    def read_all(self, layer: int, lanes: int, length: int) -> tuple[Tensor, Tensor]:
+        """Positions 0 .. length - 1 of lanes 0 .. lanes - 1: two tensors [lanes, heads, length, dim]."""
 
 
 @dataclass(frozen=True)
@@ -177,3 +186,4 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = field(default=())
+    stop: tuple[str, ...] = field(default=())  # strings that end the response; the token that completes one is kept

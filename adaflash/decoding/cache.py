@@ -19,21 +19,23 @@ class LanePool:
         self.capacity = capacity
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._at: tuple[Segments, Tensor, Tensor] | None = None
 
     def write(self, layer: int, keys: Tensor, values: Tensor, segments: Segments) -> None:
         """Store packed rows keys, values [M, heads, dim] at their lanes and positions."""
         if layer not in self._keys:
             self._keys[layer], self._values[layer] = self._allocate(keys), self._allocate(values)
-        pool_keys, pool_values = self._keys[layer], self._values[layer]
-        for lane, start, count, row in zip(
-            segments.lanes, segments.starts, segments.counts, segments.offsets, strict=False
-        ):
-            pool_keys[lane, :, start : start + count] = keys[row : row + count].transpose(0, 1)
-            pool_values[lane, :, start : start + count] = values[row : row + count].transpose(0, 1)
+        rows, positions = self._places(segments, keys.device)
+        self._keys[layer][rows, :, positions] = keys
+        self._values[layer][rows, :, positions] = values
 
     def read(self, layer: int, lane: int, length: int) -> tuple[Tensor, Tensor]:
         """Positions 0 .. length - 1 of one lane: two views [heads, length, dim]."""
         return self._keys[layer][lane, :, :length], self._values[layer][lane, :, :length]
+
+    def read_all(self, layer: int, lanes: int, length: int) -> tuple[Tensor, Tensor]:
+        """Positions 0 .. length - 1 of lanes 0 .. lanes - 1: two views [lanes, heads, length, dim]."""
+        return self._keys[layer][:lanes, :, :length], self._values[layer][:lanes, :, :length]
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` positions a lane; what is stored is kept."""
@@ -49,6 +51,17 @@ class LanePool:
         """Memory the pool holds, in bytes."""
         return sum(x.nbytes for pool in (self._keys, self._values) for x in pool.values())
 
+    def _places(self, segments: Segments, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Lane and position of every row; all layers of a pass ask for the same segments."""
+        if self._at is None or self._at[0] is not segments:
+            self._at = segments, segments.rows.to(device), segments.positions.to(device)
+        return self._at[1], self._at[2]
+
     def _allocate(self, like: Tensor) -> Tensor:
-        # Zeros, not empty: an uninitialised NaN in an unread row would still be a trap for whoever reads it one day.
+        # Zeros, not empty: the padded layout gives rows nobody has written a weight of zero, and 0 x NaN is NaN.
         return like.new_zeros(self.lanes, like.shape[1], self.capacity, like.shape[2])
+
+
+def pool_bytes(lanes: int, capacity: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:
+    """Memory of a pool as computed: keys and values, every layer."""
+    return 2 * lanes * capacity * layers * heads * dim * dtype.itemsize

@@ -5,22 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adaflash.decoding.text import TextStream
 from adaflash.types import BlockLog, Features, Request, Trajectory
 
 
 class Lane:
-    """A request in a place of the pool. Its last token, the anchor, is known but in no cache yet."""
+    """A request in a place of the pool. Its last token, the anchor, is known but in no cache yet.
 
-    def __init__(self, place: int, index: int, request: Request, limit: int, stop_ids: frozenset[int], keep: bool) -> None:
+    Args:
+        place: Lane of the pool.
+        index: Number of the request in its stream.
+        request: What is asked for.
+        limit: Most new tokens it may get.
+        stop_ids: Every token id that ends it.
+        text: Decodes the response, for a request with stop strings.
+        keep: Keep context and teacher states.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        index: int,
+        request: Request,
+        limit: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
+        text: TextStream | None = None,
+        keep: bool = False,
+    ) -> None:
         self.place, self.index, self.request = place, index, request
         self.tokens = list(request.prompt)
         self.prompt_length = len(request.prompt)
-        self.limit = limit  # most new tokens this request may get
-        self.stop_ids = stop_ids
+        self.limit, self.stop_ids = limit, stop_ids
         self.finish = ""
+        self.error = ""
         self.plain_steps = 0
         self.ingested = 0  # context rows the drafter has seen
         self.waiting: list[Tensor] = []  # context rows it has not
+        self._stream, self._text = text, ""
         self._keep = keep
         self._context: list[Tensor] = []
         self._teacher: list[Tensor] = []
@@ -37,9 +58,9 @@ class Lane:
         return self.limit - (len(self.tokens) - self.prompt_length)
 
     def extend(self, tokens: list[int]) -> list[int]:
-        """Commit tokens up to the first stop token or the limit, before anything is counted; returns what was kept."""
+        """Commit tokens up to the first stop or the limit, before anything is counted; returns what was kept."""
         tokens = tokens[: self.remaining]
-        stop = next((i for i, token in enumerate(tokens) if token in self.stop_ids), None)
+        stop = next((i for i, token in enumerate(tokens) if self._stops(token)), None)
         kept = tokens if stop is None else tokens[: stop + 1]
         self.tokens += kept
         if stop is not None:
@@ -47,6 +68,10 @@ class Lane:
         elif self.remaining == 0:
             self.finish = "length"
         return kept
+
+    def fail(self, error: str) -> None:
+        """End with an error; what was committed stays."""
+        self.finish, self.error = "error", error
 
     def read(self, features: Features, first: int, count: int, teaches: bool, drafting: bool) -> None:
         """Take rows first .. first + count - 1 of a pass: the states at the positions just committed to the pool."""
@@ -62,7 +87,7 @@ class Lane:
         """Remember one drafted round."""
         self._rounds.append((anchor, candidates, length, accepted, committed))
 
-    def trajectory(self, num_candidates: int, error: str = "") -> Trajectory:
+    def trajectory(self, num_candidates: int) -> Trajectory:
         """What became of the request."""
         return Trajectory(
             id=self.request.id,
@@ -74,8 +99,20 @@ class Lane:
             plain_steps=self.plain_steps,
             context=torch.cat(self._context) if self._context else None,
             teacher=torch.cat(self._teacher) if self._teacher else None,
-            error=error,
+            error=self.error,
         )
+
+    def _stops(self, token: int) -> bool:
+        """Whether this next token ends the response: by its id, or by the text it completes."""
+        if token in self.stop_ids:
+            return True
+        if self._stream is None:
+            return False
+        new = self._stream.push([token])
+        self._text += new
+        longest = max(map(len, self.request.stop))
+        tail = self._text[-(longest + len(new)) :]
+        return any(stop in tail for stop in self.request.stop)
 
     def _block_log(self, num_candidates: int) -> BlockLog:
         if not self._rounds:

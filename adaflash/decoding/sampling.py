@@ -6,8 +6,6 @@ drafter, at any batch size and with any length policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -33,9 +31,13 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+# Independent uses of noise at one position of one request.
+TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
+
+
+def uniform(seeds: Tensor, positions: Tensor, use: int = TOKEN) -> Tensor:
     """One number in (0, 1) for each (seed, position), float64 with 52 random bits: it can round to neither end."""
-    key = _mix(_mix(seeds * _GOLDEN + _MIX1) + positions * _GOLDEN)
+    key = _mix(_mix((seeds + use * _MIX2) * _GOLDEN + _MIX1) + positions * _GOLDEN)
     return (_shift(_mix(key + _GOLDEN), 12).double() + 0.5) * 2.0**-52
 
 
@@ -57,20 +59,28 @@ def filtered_probabilities(logits: Tensor, temperature: float, top_k: int = 0, t
     return probability
 
 
+def law(logits: Tensor, request: Request) -> Tensor:
+    """The distribution a request samples from, float64 [M, V]. Raises ArithmeticError where logits are not finite."""
+    probability = filtered_probabilities(logits, request.temperature, request.top_k, request.top_p)
+    if not bool(probability.sum(-1).isfinite().all()):
+        raise ArithmeticError("the logits are not finite, so no token can be sampled")
+    return probability
+
+
+def inverse_cdf(weights: Tensor, noise: Tensor) -> Tensor:
+    """The first token whose cumulated weight exceeds noise x total, int64 [M]; one of no weight can never be it."""
+    cdf = weights.cumsum(-1)
+    found = torch.searchsorted(cdf, (noise * cdf[:, -1])[:, None], right=True)
+    return found.squeeze(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def noise_at(request: Request, positions: Tensor, use: int = TOKEN) -> Tensor:
+    """The request's own uniform numbers at positions [M]."""
+    return uniform(torch.full_like(positions, request.seed), positions, use)
+
+
 def choose_tokens(logits: Tensor, positions: Tensor, request: Request) -> Tensor:
-    """The target's tokens int64 [M] at `positions` [M] from logits [M, V]: argmax, or the inverse CDF at one uniform."""
+    """The target's tokens int64 [M] at positions [M] from logits [M, V]: argmax, or the inverse CDF at one uniform."""
     if request.temperature == 0.0:
         return logits.argmax(-1)
-    probability = filtered_probabilities(logits, request.temperature, request.top_k, request.top_p)
-    cdf = probability.cumsum(-1)
-    noise = uniform(torch.full_like(positions, request.seed), positions) * cdf[:, -1]
-    # The first token whose cumulated mass exceeds the noise; a token of no mass can never be it.
-    return torch.searchsorted(cdf, noise[:, None], right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
-
-
-def choose_packed(logits: Tensor, positions: Sequence[Tensor], requests: Sequence[Request]) -> Tensor:
-    """`choose_tokens` over packed rows of several requests, [M]."""
-    if all(request.temperature == 0.0 for request in requests):
-        return logits.argmax(-1)
-    parts = logits.split([len(p) for p in positions])
-    return torch.cat([choose_tokens(*each) for each in zip(parts, positions, requests, strict=True)])
+    return inverse_cdf(law(logits, request), noise_at(request, positions))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from adaflash.targets.attention import NAME, PackedPass
-from adaflash.targets.kv import PoolCache
+from adaflash.targets.attention import NAME, Layout, PackedPass
 from adaflash.targets.families import check_family, final_softcap
+from adaflash.targets.kv import PoolCache
 from adaflash.types import Features, KeyValues, Segments
 
 
@@ -63,15 +64,16 @@ class HFTarget:
         options = options or TargetOptions()
         path = resolve(name)
         check_family(AutoConfig.from_pretrained(path, revision=options.revision))
-        model = AutoModelForCausalLM.from_pretrained(
-            path, revision=options.revision, dtype=getattr(torch, options.dtype), attn_implementation=NAME
-        )
+        with _no_bar():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, revision=options.revision, dtype=getattr(torch, options.dtype), attn_implementation=NAME
+            )
         tokenizer = AutoTokenizer.from_pretrained(path, revision=options.revision)
         return cls(model, tokenizer, options.stop_ids or ())
 
     def to(self, device: torch.device) -> HFTarget:
         """Move the weights; returns self."""
-        self.model.to(device)  # type: ignore[arg-type]
+        self.model.to(device)
         return self
 
     @property
@@ -97,15 +99,15 @@ class HFTarget:
     @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers, first to last."""
-        return self.model.base_model.layers  # type: ignore[return-value]
+        return self.model.base_model.layers
 
     @property
     def final_norm(self) -> nn.Module:
-        return self.model.base_model.norm  # type: ignore[return-value]
+        return self.model.base_model.norm
 
     @property
     def embedding_rows(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -116,21 +118,26 @@ class HFTarget:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., H] of token ids [...], scaled as the family does."""
-        return self.model.get_input_embeddings()(tokens)  # type: ignore[misc, no-any-return]
+        return self.model.get_input_embeddings()(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of post-norm hidden states [..., H], soft-capped as the family does."""
         logits = self.model.get_output_embeddings()(hidden.to(self.dtype))
         if self._softcap is None:
-            return logits  # type: ignore[no-any-return]
+            return logits
         return torch.tanh(logits / self._softcap) * self._softcap
 
     def read(
-        self, tokens: Tensor, segments: Segments, context_layers: Sequence[int] = (), pool: KeyValues | None = None
+        self,
+        tokens: Tensor,
+        segments: Segments,
+        context_layers: Sequence[int] = (),
+        pool: KeyValues | None = None,
+        layout: Layout = "auto",
     ) -> Features:
         """Read packed tokens [M]; with a pool they continue its lanes, and are stored there.
 
-        Context layer id l means the output of decoder layer l.
+        Context layer id l means the output of decoder layer l. The layout of attention changes the speed only.
         """
         out = self.model.base_model(
             input_ids=tokens[None],
@@ -138,8 +145,23 @@ class HFTarget:
             cache=None if pool is None else PoolCache(pool, segments, self.num_layers),
             use_cache=pool is not None,
             output_hidden_states=[layer + 1 for layer in context_layers] if context_layers else False,
-            packed=PackedPass(segments, pool),
+            packed=PackedPass(segments, pool, tokens.device, layout),
         )
         hidden = out.last_hidden_state[0]
-        context = torch.cat([out.hidden_states[layer + 1][0] for layer in context_layers], dim=-1) if context_layers else hidden[:, :0]
+        states = [out.hidden_states[layer + 1][0] for layer in context_layers]
+        context = torch.cat(states, dim=-1) if states else hidden[:, :0]
         return Features(context, hidden)
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Without transformers' own progress bar: loading is short, and it would tear our output."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -25,7 +25,7 @@ class _PoolLayer(CacheLayerMixin):
         super().__init__()
         self.pool, self.segments, self.layer = pool, segments, layer
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.pool.write(self.layer, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1), self.segments)
         return key_states, value_states
 
