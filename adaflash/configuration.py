@@ -77,7 +77,9 @@ def read(path: Path) -> dict[str, Any]:
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(content, dict | None):
-        raise UserError(f"{path}: a config is a mapping of keys such as `model:` and `data:`, not a {type(content).__name__}")
+        raise UserError(
+            f"{path}: a config is a mapping of keys such as `model:` and `data:`, not a {type(content).__name__}"
+        )
     include = (content or {}).get("include", [])
     if not isinstance(include, list) or not all(isinstance(name, str) for name in include):
         raise UserError(f"{path}: `include` is a list of config names, such as [loss/adaflash, rollout/live]")

@@ -82,16 +82,16 @@ class AdaFlashModule(L.LightningModule):
     @property
     def target(self) -> HFTarget:
         """The frozen target, loaded by `configure_model`."""
-        return self.__dict__["_target"]  # type: ignore[no-any-return]
+        return self.__dict__["_target"]
 
     def add_loss(self, term: LossTerm) -> None:
         """A term that a plugin adds. Raises ValueError for a name that is taken."""
-        check_names([*self.losses, term])  # type: ignore[list-item]
+        check_names([*self.losses, term])
         self.losses.append(term)
 
     def configure_model(self, target: HFTarget | None = None) -> None:
         """Load the target and make the weights; does nothing the second time, and works without a trainer."""
-        if self.target is not None:
+        if self.__dict__["_target"] is not None:
             return
         device = self.trainer.strategy.root_device if self._trainer is not None else torch.device("cpu")
         loaded = target or HFTarget.load(self.target_name, self.target_options)
@@ -104,15 +104,16 @@ class AdaFlashModule(L.LightningModule):
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any]:
         """prompts -> rollout -> trajectories -> blocks -> drafter -> terms -> loss."""
         trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
+        news = {"rollout": self.buffer.trajectories} if fresh else {}
         learnable = [each for each in trajectories if len(each.tokens) > each.prompt_length + 1 and not each.error]
         if not learnable:
-            return {"loss": self._nothing_to_learn(), "rollout": self.buffer.trajectories if fresh else []}
+            return {"loss": self._nothing_to_learn(), **news}
         blocks, context, segments = self._blocks(learnable, batch)
         hidden = self._draft(blocks, context, segments)
         result = self._terms(hidden, blocks, learnable)
         loss = result.loss + self._length_loss(hidden, blocks, result)
         self._count(result, blocks, batch)
-        return {"loss": loss * self._undo_averages(), "rollout": self.buffer.trajectories if fresh else []}
+        return {"loss": loss * self._undo_averages(), **news}
 
     def _players(self, batch: PromptBatch) -> Players:
         return Players(self.target, self.drafter, self.length, self.global_step, seed_of(self.seed, batch.rollout_id))
@@ -128,7 +129,7 @@ class AdaFlashModule(L.LightningModule):
 
     def _draft(self, blocks: Blocks, context: Tensor, segments: Segments) -> Tensor:
         embeds = embed_blocks(self.target, blocks.tokens, torch.float32)
-        return self.drafter(embeds, blocks, context, segments)  # type: ignore[no-any-return]
+        return self.drafter(embeds, blocks, context, segments)
 
     def _terms(self, hidden: Tensor, blocks: Blocks, trajectories: list[Trajectory]) -> StepResult:
         """The drafter's loss; teacher rows start at position P of each trajectory."""
@@ -175,7 +176,7 @@ class AdaFlashModule(L.LightningModule):
             norms["grad_norm/length"] = torch.nn.utils.clip_grad_norm_(head, self.clip)
         self.log_dict({**norms, **_averages(sums, weight)}, batch_size=1)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """AdamW over the drafter, trainable losses and the length policy; never the target.
 
         Raises:
@@ -183,7 +184,7 @@ class AdaFlashModule(L.LightningModule):
         """
         if self.trainer.precision in ("bf16-true", "16-true"):
             raise UserError(
-                f"trainer.precision is {self.trainer.precision}: weights near 1.0 would not move by the optimizer's steps. "
+                f"trainer.precision is {self.trainer.precision}: weights near 1.0 would not move. "
                 "Use bf16-mixed (or 32-true); the target's own format is model.target_options.dtype"
             )
         if self.trainer.gradient_clip_val is not None:

@@ -1,8 +1,8 @@
 """Says at the start what a run will do, and after the first rollout roughly how long it will take.
 
-    trainer:
-      callbacks+:
-        - class_path: adaflash.callbacks.banner.Banner
+trainer:
+  callbacks+:
+    - class_path: adaflash.callbacks.banner.Banner
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def lines(trainer: Trainer, module: Any) -> list[tuple[str, str]]:
     anchors = f"{module.num_anchors} blocks a trajectory, {module.anchor_mix:.0%} of them where the drafter started one"
     rows = [
         ("target", f"{module.target_name}: {frozen / 1e6:.0f} M parameters, {target.num_layers} layers, frozen"),
-        ("drafter", f"{len(drafter.layers)} layers, blocks of {drafter.block_size}, reads layers {list(drafter.context_layers)}"),
+        (
+            "drafter",
+            f"{len(drafter.layers)} layers, blocks of {drafter.block_size}, reads layers {list(drafter.context_layers)}",
+        ),
         ("mask token", f"{drafter.mask_id} ({drafter.mask_source})"),
         ("trained", f"{trained / 1e6:.1f} M parameters (drafter and length policy)"),
         ("policy", module.length.describe()),

@@ -80,7 +80,7 @@ class GainTable(Callback):
             return
         try:
             self._measure(trainer, pl_module)
-        except Exception as failure:  # noqa: BLE001  (raised in on_fit_end)
+        except Exception as failure:  # raised in on_fit_end
             self._failure = failure
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,9 +1,9 @@
 """`adaflash predict`: the responses as JSONL that `RecordedRollout` reads.
 
-    trainer:
-      callbacks+:
-        - class_path: adaflash.callbacks.record.RecordResponses
-          init_args: {output: responses.jsonl}
+trainer:
+  callbacks+:
+    - class_path: adaflash.callbacks.record.RecordResponses
+      init_args: {output: responses.jsonl}
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Validation before the first update, so that "before" is in the log.
 
-    trainer:
-      callbacks+:
-        - class_path: adaflash.callbacks.validate_first.ValidateFirst
+trainer:
+  callbacks+:
+    - class_path: adaflash.callbacks.validate_first.ValidateFirst
 """
 
 from __future__ import annotations

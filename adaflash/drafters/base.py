@@ -31,8 +31,11 @@ class Drafter(nn.Module, ABC):
         return any(True for _ in self.parameters())
 
     @abstractmethod
-    def build(self, target: HFTarget) -> None:
-        """Make the weights for this target; calling it again does nothing."""
+    def build(self, target: HFTarget, mask_token: str = "") -> None:
+        """Make the weights for this target; calling it again does nothing.
+
+        mask_token: reserved special token of the target's YAML, for tokenizers without a mask token.
+        """
 
     @abstractmethod
     def forward(self, embeds: Tensor, blocks: Blocks, context: Tensor, segments: Segments) -> Tensor:

@@ -100,7 +100,7 @@ class DFlash(Drafter):
         block_ranges = list(zip([0, *counts[:-1]], counts, strict=True))
         angles = self._angles(slot_positions(blocks.anchors, self.block_size))
         states = embeds
-        for layer in self.layers:
+        for layer in self._stack():
             keys, values = layer.self_attn.key_values(encoded, context_angles)
             spans = [
                 ContextSpan(
@@ -116,21 +116,25 @@ class DFlash(Drafter):
         """Decoding: store the keys and values of newly committed context rows [M, C]."""
         encoded = self._encode(context)
         angles = self._angles(segments.positions.to(encoded.device))
-        for index, layer in enumerate(self.layers):
-            pool.write(index, *layer.self_attn.key_values(encoded, angles), segments)
+        for index, layer in enumerate(self._stack()):
+            keys, values = layer.self_attn.key_values(encoded, angles)
+            pool.write(index, keys, values, segments)
 
     def draft(self, embeds: Tensor, anchors: Tensor, lanes: list[int], pool: KeyValues) -> Tensor:
         """Decoding: hidden states [R, B, H] of one block a lane, reading the pool before `anchors` [R]."""
         angles = self._angles(slot_positions(anchors, self.block_size))
         lengths = anchors.tolist()
         states = embeds
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._stack()):
             spans = [
                 ContextSpan(*pool.read(index, lane, length), block, block + 1, None)
                 for block, (lane, length) in enumerate(zip(lanes, lengths, strict=True))
             ]
             states = layer(states, angles, spans)
         return self.norm(states)
+
+    def _stack(self) -> list[DraftLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
 
     def _encode(self, context: Tensor) -> Tensor:
         """Context rows [M, C] -> [M, H], once for all layers."""

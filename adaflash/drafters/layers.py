@@ -57,6 +57,7 @@ class ContextAttention(nn.Module):
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None  # `drafter_config` sets both
         self.head_dim = config.head_dim
         width, kv = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)

@@ -37,7 +37,7 @@ class RolloutBuffer:
         per_pass = max(1, count // size)
         turn, part = divmod(batch.visit, per_pass)
         generator = torch.Generator().manual_seed(seed_of(seed, "visit order", turn))
-        return torch.randperm(count, generator=generator)[part * size : (part + 1) * size].tolist()  # type: ignore[no-any-return]
+        return torch.randperm(count, generator=generator)[part * size : (part + 1) * size].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """An unfinished rollout's tensors: only plain values and tensors, so that safe loading works."""

@@ -67,5 +67,5 @@ def _template_ids(tokenizer: Any) -> set[int]:
     """Special tokens that the chat template writes by name."""
     template = getattr(tokenizer, "chat_template", None) or ""
     texts = template.values() if isinstance(template, dict) else [template]
-    special = {token for token in tokenizer.all_special_tokens + list(tokenizer.get_added_vocab())}
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     return {tokenizer.convert_tokens_to_ids(token) for token in special if any(token in text for text in texts)}
