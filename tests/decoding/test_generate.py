@@ -44,9 +44,7 @@ def checkpoint(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     text = yaml.safe_dump({"model": config(str(target_folder)), "trainer": {}})
     path = tmp_path_factory.mktemp("run") / "checkpoints" / "best.ckpt"
     path.parent.mkdir()
-    torch.save(
-        {"state_dict": state, "adaflash": {"made_for": model.made_for(), "provenance": {"config": text}}}, path
-    )
+    torch.save({"state_dict": state, "adaflash": {"made_for": model.made_for(), "provenance": {"config": text}}}, path)
     return path
 
 
@@ -69,7 +67,7 @@ def test_a_run_comes_back(checkpoint: Path) -> None:
         (lambda c: c["adaflash"]["provenance"].update(config="model: {drafter: {class_path: gone.Away}}"), "cannot be"),
     ],
 )
-def test_a_wrong_checkpoint_says_why(checkpoint: Path, tmp_path: Path, change, says: str) -> None:  # noqa: ANN001
+def test_a_wrong_checkpoint_says_why(checkpoint: Path, tmp_path: Path, change, says: str) -> None:
     content = torch.load(checkpoint, weights_only=True)
     change(content)
     torch.save(content, tmp_path / "x.ckpt")
