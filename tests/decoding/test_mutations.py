@@ -48,8 +48,11 @@ def test_one_slot_rotated_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     right = rotary.forward
 
     def wrong(x: Tensor, position_ids: Tensor, *rest: object, **named: object) -> object:
+        follows = position_ids[:, 1:] == position_ids[:, :-1] + 1  # row i + 1 is not the first of its segment
+        second = follows.clone()
+        second[:, 1:] &= ~follows[:, :-1]
         shifted = position_ids.clone()
-        shifted[:, 1:2] += 1
+        shifted[:, 1:] += second
         return right(x, shifted, *rest, **named)
 
     monkeypatch.setattr(rotary, "forward", wrong)
@@ -63,7 +66,8 @@ def test_one_position_too_many_after_a_rejection(monkeypatch: pytest.MonkeyPatch
 
     def wrong(self, lane, draft, verdict, features, first) -> list[int]:  # type: ignore[no-untyped-def]
         kept = right(self, lane, draft, verdict, features, first)
-        shifts[id(lane)] = shifts.get(id(lane), 0) + (draft is not None and verdict.accepted < len(draft.window))
+        if draft is not None and verdict.accepted < len(draft.window):
+            shifts[id(lane)] = 1
         return kept
 
     monkeypatch.setattr(session.Session, "_accept", wrong)
