@@ -282,6 +282,11 @@ def test_terms_are_logged_by_name_as_window_means(target, tmp_path: Path) -> Non
         fit(module, tmp_path, Batches(*parts_of(prompts, sizes)), 1, watch, accumulate_grad_batches=accumulate)
         logs.append(watch.logged[-1])
     whole, split = logs
+    trajectories = module.rollout.collect(prompts, module._players(batch(prompts)))
+    blocks, context, segments = (module := fitting.module(target, num_anchors=100))._blocks(trajectories, batch(prompts))
+    result = module._terms(module._draft(blocks, context, segments), blocks, trajectories)
+    for term in ("ce", "rkl"):
+        assert whole[f"loss/{term}"] == pytest.approx(float(result.terms[term] / result.weight), rel=1e-4)
     assert {"loss/ce", "loss/rkl", "share/rkl/removed", "share/rkl/cut", "train/agreement"} <= set(whole)
     for name, value in whole.items():
         assert split[name] == pytest.approx(value, rel=1e-4), name
