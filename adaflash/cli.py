@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from adaflash.configuration import expand, nearest
 from adaflash.errors import UserError
@@ -62,27 +61,18 @@ def _run(command: str, words: list[str]) -> int:
 
 
 def _fetch(words: list[str]) -> int:
-    from adaflash.targets.fetch import FetchError, fetch_command
+    from adaflash.targets.fetch import main as fetch
 
-    try:
-        _call(fetch_command, "fetch", words)
-    except FetchError as error:
-        raise UserError(str(error)) from None
-    return 0
+    return fetch(words)
 
 
 def _generate(words: list[str]) -> int:
-    from adaflash.generate import generate
-
-    _call(generate, "generate", words)
-    return 0
-
-
-def _call(function: Any, name: str, words: list[str]) -> None:
-    """Run a plain function from the command line; its signature and docstring are the help."""
     from jsonargparse import auto_cli
 
-    auto_cli(function, args=words, as_positional=name == "fetch", prog=f"adaflash {name}")
+    from adaflash.generate import generate
+
+    auto_cli(generate, args=words, as_positional=False, prog="adaflash generate")
+    return 0
 
 
 _LIGHT = {"fetch": _fetch, "generate": _generate}
