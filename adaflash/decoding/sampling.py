@@ -33,11 +33,12 @@ def _mix(x: Tensor) -> Tensor:
 
 # Independent uses of noise at one position of one request.
 TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
+_USES = [_signed((0xBF58476D1CE4E5B9 + use * 0x94D049BB133111EB) % (1 << 64)) for use in range(4)]
 
 
 def uniform(seeds: Tensor, positions: Tensor, use: int = TOKEN) -> Tensor:
     """One number in (0, 1) for each (seed, position), float64 with 52 random bits: it can round to neither end."""
-    key = _mix(_mix((seeds + use * _MIX2) * _GOLDEN + _MIX1) + positions * _GOLDEN)
+    key = _mix(_mix(seeds * _GOLDEN + _USES[use]) + positions * _GOLDEN)
     return (_shift(_mix(key + _GOLDEN), 12).double() + 0.5) * 2.0**-52
 
 
