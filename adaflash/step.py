@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from adaflash.blocks import teacher_positions
+from adaflash.losses.attach import attach, trainable
 from adaflash.losses.base import LossTerm, check_names
-from adaflash.losses.chunked import Attach, Walk, trainable
+from adaflash.losses.chunked import Walk
 from adaflash.losses.numerics import NumericalError
 from adaflash.losses.position import FirstPass, PositionWeight
 from adaflash.losses.rows import Rows
 from adaflash.losses.sampling import SlotSampling
-from adaflash.losses.teach import Head
+from adaflash.losses.teach import Head, Law
 from adaflash.types import Blocks
 
 
@@ -34,6 +35,7 @@ class StepResult:
     terms: dict[str, Tensor]  # name -> sum of w * term, detached float64
     candidates: Tensor  # [N, K] int64: the drafter's argmax where supervised (see `sampling`), -1 elsewhere
     stats: dict[str, Tensor]  # "{term}/{share}" -> [2] float64: numerator and denominator
+    survival: Tensor | None = None  # [N, K] with a `law`: chance that the target samples the candidate itself
 
 
 class DraftStep:
@@ -46,6 +48,8 @@ class DraftStep:
         closed_form: False to take every gradient by autograd (slower; the oracle of the closed forms).
         sampling: differentiate a sample of the candidates only, unbiased. Of the others a candidate is computed only
             where no kept one before it is wrong already (-1 elsewhere), which is all that acceptance depends on.
+        law: logits [M, V] -> the probabilities the target samples from, after temperature and filters; gives the
+            survival of each candidate, which labels acceptance when rollouts are sampled.
     """
 
     def __init__(
@@ -55,11 +59,12 @@ class DraftStep:
         chunk_rows: int = 128,
         closed_form: bool = True,
         sampling: SlotSampling | None = None,
+        law: Law | None = None,
     ) -> None:
         if chunk_rows < 1:
             raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
         check_names(terms)
-        self.terms, self.weights, self.sampling = terms, weights, sampling
+        self.terms, self.weights, self.sampling, self.law = terms, weights, sampling, law
         self.chunk_rows, self.closed_form = chunk_rows, closed_form
 
     def __call__(
@@ -80,26 +85,59 @@ class DraftStep:
         """
         terms = list(self.terms)
         check_names(terms)
-        positions = self._positions(terms, blocks, teacher, teacher_offsets, hidden.device)
-        supervised = blocks.supervised.to(hidden.device)
-        rows = _gather(hidden, blocks, supervised, positions)
+        rows = self._rows(terms, hidden, blocks, teacher, teacher_offsets)
+        walk = self._walk(terms, hidden, blocks, teacher, head)
         try:
-            walk = Walk(terms, teacher, head, self.chunk_rows, self.closed_form)
-            weights = self._weights(supervised, rows, walk)
-            return self._sum(hidden, rows, weights, walk, blocks.labels.to(hidden.device))
+            return self._sum(hidden, rows, self._weights(blocks, rows, walk), walk, blocks)
         except NumericalError as error:
             raise error.at(_place(error.row, blocks)) from None
 
-    def _positions(
+    def gradient_norms(
+        self, hidden: Tensor, blocks: Blocks, teacher: Tensor | None, teacher_offsets: Tensor | None, head: Head
+    ) -> dict[str, float]:
+        """Norm of the gradient that each weighted term causes alone in the drafter's states, per unit of weight.
+
+        For the log, on request: it costs one walk a term. Arguments as for the step itself.
+        """
+        terms, states = list(self.terms), hidden.detach().requires_grad_()
+        rows = self._rows(terms, states, blocks, teacher, teacher_offsets)
+        weights = self._weights(blocks, rows, self._walk(terms, states, blocks, teacher, head))
+        norms = {}
+        for term in terms:
+            result = self._sum(states, rows, weights, self._walk([term], states, blocks, teacher, head), blocks)
+            (gradient,) = torch.autograd.grad(result.loss, states)
+            norms[term.name] = float(gradient.norm() / result.weight.clamp(min=1e-12))
+        return norms
+
+    def _walk(
+        self, terms: Sequence[LossTerm], hidden: Tensor, blocks: Blocks, teacher: Tensor | None, head: Head
+    ) -> Walk:
+        size = blocks.supervised.numel()
+        return Walk(terms, teacher, head, size, self.chunk_rows, self.closed_form, self.law, hidden.device)
+
+    def _rows(
         self,
         terms: Sequence[LossTerm],
+        hidden: Tensor,
         blocks: Blocks,
         teacher: Tensor | None,
         offsets: Tensor | None,
-        device: torch.device,
+    ) -> Rows:
+        """The supervised candidates in walking order."""
+        positions = self._positions(terms, blocks, teacher, offsets)
+        where = hidden.device
+        return Rows.gather(
+            hidden,
+            blocks.labels.to(where),
+            blocks.supervised.to(where),
+            None if positions is None else positions.to(where),
+        )
+
+    def _positions(
+        self, terms: Sequence[LossTerm], blocks: Blocks, teacher: Tensor | None, offsets: Tensor | None
     ) -> Tensor | None:
-        """Teacher row of every candidate, [N, K]; None where no term asks for the teacher."""
-        needing = [term.name for term in terms if term.needs_teacher]
+        """Teacher row of every candidate, [N, K]; None where nothing asks for the teacher."""
+        needing = [term.name for term in terms if term.needs_teacher] + (["law"] if self.law else [])
         if not needing:
             return None
         if teacher is None or offsets is None:
@@ -109,10 +147,11 @@ class DraftStep:
         used = positions[blocks.supervised]
         if len(used) and (int(used.min()) < 0 or int(used.max()) >= len(teacher)):
             raise ValueError(f"teacher rows {int(used.min())} .. {int(used.max())} wanted, there are {len(teacher)}")
-        return positions.to(device)
+        return positions
 
-    def _weights(self, supervised: Tensor, rows: Rows, walk: Walk) -> Tensor:
+    def _weights(self, blocks: Blocks, rows: Rows, walk: Walk) -> Tensor:
         """Position weights [N, K], after a gradient-free first pass where they need one."""
+        supervised = blocks.supervised.to(rows.index.device)
         if not self.weights.needs_results:
             return self.weights(supervised)
         chosen, agrees, confidence = walk.first_look(rows)
@@ -123,8 +162,8 @@ class DraftStep:
         )
         return self.weights(supervised, results)
 
-    def _sum(self, hidden: Tensor, rows: Rows, weights: Tensor, walk: Walk, labels: Tensor) -> StepResult:
-        """Walk the rows that have weight with gradients, and the others for their candidates."""
+    def _sum(self, hidden: Tensor, rows: Rows, weights: Tensor, walk: Walk, blocks: Blocks) -> StepResult:
+        """Walk the rows that have weight with gradients, and look at the others for their candidates."""
         total = weights.flatten()[rows.index].sum(dtype=torch.float64)
         for term in walk.all:
             term.begin(float(total))
@@ -135,12 +174,26 @@ class DraftStep:
         counted = weight > 0 if walk.all else torch.zeros_like(weight, dtype=torch.bool)
         loud, silent = rows.where(counted), rows.where(~counted)
         gradients = [torch.zeros_like(tensor) for tensor in (loud.hidden, *inputs[1:])] if learns else []
-        chosen = _scatter(weights, loud.index, walk.run(loud, weight[counted], gradients), -1)
+        walk.run(loud, weight[counted], gradients)
         if sampling:
-            silent = silent.where(_reached(chosen, labels).flatten()[silent.index])
-        chosen.view(-1)[silent.index] = walk.candidates(silent)
-        loss = _attach(walk, inputs if learns else [], gradients, loud.index)
-        return StepResult(loss, total.detach(), walk.terms, chosen, walk.shares)
+            reached = _reached(walk.candidates.view_as(weights), blocks.labels.to(weights.device))
+            silent = silent.where(reached.flatten()[silent.index])
+        walk.look(silent)
+        loss = attach(_total(walk), inputs if learns else [], gradients, loud.index)
+        survival = walk.survival.view_as(weights) if self.law else None
+        candidates = walk.candidates.view_as(weights)
+        return StepResult(loss, total.detach(), walk.terms, candidates, _with_parts(walk), survival)
+
+
+def expected_acceptance(candidates: Tensor, survival: Tensor, labels: Tensor, supervised: Tensor) -> Tensor:
+    """Accepted candidates of a whole block to be expected when the target samples, [N] from [N, K] each.
+
+    sum_k (prod_{j < k} [d_j is the token at a + j]) p_k(d_k): unbiased over trajectories (DESIGN section 4), since the
+    trajectory's own token stands for the target's draw at every position but the last that counts.
+    """
+    right = ((candidates == labels) & supervised).to(survival.dtype)
+    reached = torch.cat([torch.ones_like(right[:, :1]), right[:, :-1]], 1).cumprod(1)
+    return (reached * survival * supervised).sum(1)
 
 
 def _reached(chosen: Tensor, labels: Tensor) -> Tensor:
@@ -155,19 +208,6 @@ def _place(index: int, blocks: Blocks) -> str:
     return f"trajectory {row}, anchor {anchor}, candidate {candidate + 1}"
 
 
-def _gather(hidden: Tensor, blocks: Blocks, supervised: Tensor, positions: Tensor | None) -> Rows:
-    """The supervised candidates, those of one teaching position together."""
-    index = supervised.flatten().nonzero().squeeze(1)
-    if positions is not None:
-        index = index[positions.flatten()[index].argsort(stable=True)]
-    return Rows(
-        index=index,
-        hidden=hidden.detach().flatten(0, 1).index_select(0, _slots(index, supervised.shape[1])),
-        token=blocks.labels.to(hidden.device).flatten()[index],
-        position=None if positions is None else positions.flatten()[index],
-    )
-
-
 def _scatter(like: Tensor, index: Tensor, values: Tensor, fill: float | bool) -> Tensor:
     """[N, K] with values at the flat index and `fill` elsewhere."""
     result = torch.full(like.shape, fill, dtype=values.dtype, device=values.device)
@@ -175,21 +215,13 @@ def _scatter(like: Tensor, index: Tensor, values: Tensor, fill: float | bool) ->
     return result
 
 
-def _attach(walk: Walk, inputs: Sequence[Tensor], gradients: Sequence[Tensor], index: Tensor) -> Tensor:
-    """The loss as a scalar that hands the gradients of the walk on to the states and the terms' parameters."""
-    loss = torch.zeros((), dtype=torch.float64, device=index.device)
-    for term in walk.all:
-        loss = loss + term.weight * walk.terms[term.name]
-    if not inputs:
-        return loss.float()
-    states = inputs[0]
-    spread = torch.zeros_like(states)
-    spread.view(-1, states.shape[-1])[_slots(index, states.shape[1] - 1)] = gradients[0]
-    loss = loss.to(states.dtype if states.dtype == torch.float64 else torch.float32)
-    attached: Tensor = Attach.apply(loss, len(inputs), *inputs, spread, *gradients[1:])
-    return attached
+def _total(walk: Walk) -> Tensor:
+    parts = [term.weight * walk.terms[term.name] for term in walk.all]
+    return sum(parts, walk.survival.new_zeros((), dtype=torch.float64))
 
 
-def _slots(index: Tensor, candidates: int) -> Tensor:
-    """Row of the flat states [N * B] for candidate n * K + k - 1: slot k of block n."""
-    return index + index // candidates + 1
+def _with_parts(walk: Walk) -> dict[str, Tensor]:
+    """The shares that terms give, and each term's part of the loss."""
+    total = _total(walk)
+    parts = {f"{t.name}/of_loss": torch.stack([t.weight * walk.terms[t.name], total]) for t in walk.all}
+    return {**walk.shares, **parts}

@@ -28,7 +28,7 @@ from adaflash.losses import (
     Uniform,
 )
 from adaflash.losses.oracle import plain_loss
-from adaflash.step import DraftStep
+from adaflash.step import DraftStep, expected_acceptance
 from adaflash.types import Blocks
 
 ROWS, BLOCK, HIDDEN, VOCABULARY = 3, 5, 6, 23
@@ -378,7 +378,7 @@ def test_closed_forms_at_the_extremes(name, dtype):
 def test_stats_have_the_same_keys_with_nothing_to_learn():
     case = Case()
     full, empty = case.run(paper()), case.run(paper(), part=slice(0, 0))
-    assert full.stats.keys() == empty.stats.keys() == {"rkl/removed", "rkl/cut"}
+    assert full.stats.keys() == empty.stats.keys() == {"rkl/removed", "rkl/cut", "ce/of_loss", "rkl/of_loss"}
     assert full.terms.keys() == empty.terms.keys() == {"ce", "rkl"}
 
 
@@ -446,3 +446,58 @@ def test_an_undeclared_share_is_named():
 
     with pytest.raises(ValueError, match="share 'extra'"):
         Case().run([Sloppy()])
+
+
+def test_each_terms_part_of_the_loss():
+    case = Case()
+    result = case.run(paper())
+    part, whole = result.stats["ce/of_loss"]
+    assert torch.allclose(whole, result.loss.detach()) and torch.allclose(part, 0.8 * result.terms["ce"])
+
+
+def test_gradient_norms_of_each_term():
+    case = Case()
+    step = DraftStep(paper(), ExponentialDecay(), 4)
+    norms = step.gradient_norms(case.hidden, case.blocks, case.teacher, case.offsets, case.head)
+    for term in paper():
+        loss, weight = case.oracle([term])
+        assert norms[term.name] == pytest.approx(float(case.gradient(loss).norm() / weight), rel=1e-6)
+
+
+@pytest.mark.parametrize("terms", [paper(), [TokenCrossEntropy()], []])
+@pytest.mark.parametrize("weights", [ExponentialDecay(), HalfSilent()])
+def test_survival_under_the_law_the_target_samples_from(terms, weights):
+    case = Case()
+
+    def law(logits):
+        return (logits / 0.7).softmax(-1)
+
+    result = case.run(terms, weights, chunk=3, law=law)
+    probability = law(case.taught() @ case.matrix.T)
+    chosen = (case.hidden.detach()[:, 1:] @ case.matrix.T).argmax(-1)
+    expected = torch.where(case.blocks.supervised, probability.gather(-1, chosen[..., None])[..., 0], 0.0)
+    assert torch.allclose(result.survival, expected.float(), atol=1e-6)
+    assert torch.equal(result.candidates, torch.where(case.blocks.supervised, chosen, -1))
+    assert case.run(terms, weights).survival is None
+
+
+def test_expected_acceptance_by_hand():
+    candidates = torch.tensor([[5, 6, 7], [5, 6, 7], [1, -1, -1]])
+    labels = torch.tensor([[5, 6, 0], [0, 6, 7], [1, 0, 0]])
+    supervised = torch.tensor([[True] * 3, [True] * 3, [True, False, False]])
+    survival = torch.tensor([[0.5, 0.25, 0.125]] * 3)
+    found = expected_acceptance(candidates, survival, labels, supervised)
+    assert found.tolist() == [0.875, 0.5, 0.5]
+
+
+def test_expected_acceptance_is_what_sampling_gives():
+    """Trajectories drawn token by token from the law; a drafter that always proposes the likeliest token."""
+    generator = torch.Generator().manual_seed(0)
+    law = torch.rand(3, 4, generator=generator).softmax(-1)  # position by position, whatever came before
+    drafted = law.argmax(-1)
+    truth = sum(float(law.amax(-1)[: k + 1].prod()) for k in range(3))
+    labels = torch.stack([torch.multinomial(law[k], 40_000, True, generator=generator) for k in range(3)], 1)
+    everything = torch.ones_like(labels, dtype=torch.bool)
+    survival = law.amax(-1).expand(len(labels), 3)
+    found = expected_acceptance(drafted.expand_as(labels), survival, labels, everything)
+    assert found.mean().item() == pytest.approx(truth, abs=4 * float(found.std()) / 200)

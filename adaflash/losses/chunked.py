@@ -7,65 +7,109 @@ need not know it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from adaflash.losses.attach import trainable
 from adaflash.losses.base import Evaluation, LossTerm
 from adaflash.losses.closed_form import Mixture, split
 from adaflash.losses.numerics import argmax_rows, check_rows, log_probs
 from adaflash.losses.rows import Rows
-from adaflash.losses.teach import Head, Taught, teach
+from adaflash.losses.teach import Head, Law, Taught, teach
 from adaflash.losses.workspace import Workspace
 
 
 class Walk:
-    """One walk over the rows of a micro-batch.
+    """One pass over the rows of a micro-batch; what it finds is added up in its attributes.
 
     Args:
         terms: what is summed.
         teacher: [T, H] states of the target, or None.
         head: states [M, H] -> logits [M, V].
+        size: N * K, the candidates that `Rows.index` counts.
         limit: rows (and positions) whose logits exist at one time.
         closed_form: False to differentiate every term by autograd (slower; the oracle of the closed forms).
+        law: what the target samples from, to find the survival of each candidate.
     """
 
     def __init__(
-        self, terms: Sequence[LossTerm], teacher: Tensor | None, head: Head, limit: int, closed_form: bool = True
+        self,
+        terms: Sequence[LossTerm],
+        teacher: Tensor | None,
+        head: Head,
+        size: int,
+        limit: int,
+        closed_form: bool = True,
+        law: Law | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        self.all, self.teacher, self.head, self.limit, self.work = list(terms), teacher, head, limit, Workspace()
+        self.all, self.teacher, self.head, self.limit, self.law = list(terms), teacher, head, limit, law
+        self.work = Workspace()
         closed, self.rest = split(self.all) if closed_form else ([], self.all)
         self.mixture = Mixture(closed, self.work) if closed else None
-        zero = torch.zeros((), dtype=torch.float64)
+        zero = torch.zeros((), dtype=torch.float64, device=device)
         self.terms = {term.name: zero for term in self.all}
         self.shares = {f"{term.name}/{share}": zero.new_zeros(2) for term in self.all for share in term.share_names}
+        self.candidates = torch.full((size,), -1, dtype=torch.int64, device=device)  # the drafter's argmax
+        self.survival = torch.zeros(size, device=device)  # chance that the target samples it itself
 
-    def run(self, rows: Rows, weight: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-        """Candidates [M]; the weighted sums are added to `terms` and `shares`.
+    def run(self, rows: Rows, weight: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Walk rows that have a weight [M].
 
-        `gradients` are buffers to be added to: [M, H] for the states, and one per trainable parameter of the terms;
-        empty to compute values only.
+        `gradients` are buffers: [M, H] is filled with those of the states, and one per trainable parameter of the
+        terms is added to; empty to compute values only.
         """
-        candidates = torch.empty_like(rows.index)
-        for first, last in rows.groups(self.limit):
-            group = rows.part(first, last)
-            with group.located():
-                taught = self._teach(group)
+        for group, first, taught in self._groups(rows):
             for start, end in group.chunks(self.limit):
                 part, span = group.part(start, end), slice(first + start, first + end)
                 some = None if taught is None else taught.rows(start, end)
                 slices = [gradients[0][span], *gradients[1:]] if gradients else []
                 with part.located():
-                    candidates[span] = self._chunk(part, weight[span], some, slices)
-        return candidates
+                    self._found(part, some, self._chunk(part, weight[span], some, slices))
+
+    @torch.no_grad()
+    def look(self, rows: Rows) -> None:
+        """Find the candidates of rows, and nothing else."""
+        if self.law is None:
+            rows = replace(rows, position=None)
+        for group, _, taught in self._groups(rows):
+            for start, end in group.chunks(self.limit):
+                part = group.part(start, end)
+                logits = self.head(part.hidden)
+                with part.located():
+                    chosen = self._argmax(logits)
+                self._found(part, None if taught is None else taught.rows(start, end), chosen)
+
+    def _groups(self, rows: Rows) -> Iterator[tuple[Rows, int, Taught | None]]:
+        """Runs of rows, where they begin, and their teacher."""
+        for first, last in rows.groups(self.limit):
+            group = rows.part(first, last)
+            with group.located():
+                taught = self._teach(group)
+            yield group, first, taught
 
     def _teach(self, rows: Rows) -> Taught | None:
         if rows.position is None or self.teacher is None:
             return None
         spread = self.mixture is not None and self.mixture.spread
-        return teach(rows.position, self.teacher, self.head, self.work, spread)
+        return teach(rows.position, self.teacher, self.head, self.work, spread, self.law)
+
+    def _found(self, rows: Rows, taught: Taught | None, chosen: Tensor) -> None:
+        self.candidates[rows.index] = chosen
+        if taught is not None:
+            self.survival[rows.index] = taught.survival(chosen)
+
+    def _argmax(self, logits: Tensor) -> Tensor:
+        """Candidates [M] of logits [M, V], which are checked."""
+        chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        for start, end in self.work.tiles(logits):
+            top, chosen[start:end] = argmax_rows(logits[start:end])
+            if not top.isfinite().all():
+                check_rows(logits, "student logits")
+        return chosen
 
     def _chunk(self, rows: Rows, weight: Tensor, taught: Taught | None, gradients: Sequence[Tensor]) -> Tensor:
         """Head forward, terms, head backward."""
@@ -81,8 +125,7 @@ class Walk:
             for name, result in found[1].items():
                 self._count(name, result, weight)
         else:
-            check_rows(student, "student logits")
-            chosen = argmax_rows(student)[1]
+            chosen = self._argmax(student)
         if rest:
             self._plain(rest, student, rows.token, weight, taught, pull, gradients[1:], found is not None)
         if pull is not None:
@@ -132,20 +175,6 @@ class Walk:
         return total
 
     @torch.no_grad()
-    def candidates(self, rows: Rows) -> Tensor:
-        """The drafter's argmax [M] and nothing else."""
-        chosen = torch.empty_like(rows.index)
-        for start, end in rows.chunks(self.limit):
-            part = rows.part(start, end)
-            logits = self.head(part.hidden)
-            for first, last in self.work.tiles(logits):
-                top, chosen[start + first : start + last] = argmax_rows(logits[first:last])
-                if not top.isfinite().all():
-                    with part.located():
-                        check_rows(logits, "student logits")
-        return chosen
-
-    @torch.no_grad()
     def first_look(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Candidates [M], whether they are the right token, and the drafter's probability of the right token.
 
@@ -163,28 +192,3 @@ class Walk:
             parts.append((chosen, chosen == right, confidence.float()))
         chosen, agrees, confidence = (torch.cat(column) for column in zip(*parts, strict=True))
         return chosen, agrees, confidence
-
-
-def trainable(terms: Sequence[LossTerm]) -> list[nn.Parameter]:
-    """Parameters of the terms that learn."""
-    return [parameter for term in terms for parameter in term.parameters() if parameter.requires_grad]
-
-
-class Attach(torch.autograd.Function):
-    """A loss whose gradients are known already: hands them on, times what comes from above.
-
-    apply(loss, n, *inputs[n], *gradients[n]) -> loss.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, count: int, *tensors: Tensor) -> Tensor:
-        """The loss itself; the gradients wait for `backward`."""
-        ctx.save_for_backward(*tensors[count:])
-        return loss.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """upstream * gradient for every input."""
-        gradients = ctx.saved_tensors
-        return None, None, *(upstream.to(grad.dtype) * grad for grad in gradients), *(None for _ in gradients)

@@ -38,6 +38,15 @@ class Rows:
         position = None if self.position is None else self.position[mask]
         return Rows(self.index[mask], self.hidden[mask], self.token[mask], position)
 
+    @classmethod
+    def gather(cls, hidden: Tensor, token: Tensor, supervised: Tensor, positions: Tensor | None) -> Rows:
+        """The supervised candidates of hidden [N, B, H] and token, supervised, positions [N, K], by position."""
+        index = supervised.flatten().nonzero().squeeze(1)
+        if positions is not None:
+            index = index[positions.flatten()[index].argsort(stable=True)]
+        states = hidden.detach().flatten(0, 1).index_select(0, slots(index, supervised.shape[1]))
+        return cls(index, states, token.flatten()[index], None if positions is None else positions.flatten()[index])
+
     @contextmanager
     def located(self) -> Iterator[None]:
         """A `NumericalError` from within counts these rows: let it count candidates of the batch."""
@@ -63,6 +72,11 @@ class Rows:
         """Runs of at most `limit` rows, as even as they can be."""
         pieces = -(-len(self) // limit)
         yield from ((len(self) * i // pieces, len(self) * (i + 1) // pieces) for i in range(pieces))
+
+
+def slots(index: Tensor, candidates: int) -> Tensor:
+    """Row of the flat states [N * B] for candidate n * K + k - 1: slot k of block n."""
+    return index + index // candidates + 1
 
 
 def _whole_chunks(counts: list[int], limit: int) -> int:

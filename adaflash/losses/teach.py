@@ -12,6 +12,8 @@ from adaflash.losses.numerics import FLOOR, NumericalError, argmax_rows, check_r
 from adaflash.losses.workspace import Workspace
 
 Head = Callable[[Tensor], Tensor]
+Law = Callable[[Tensor], Tensor]
+"""Logits [M, V] -> the probabilities [M, V] that the target samples from, after temperature and filters."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,17 @@ class Taught:
     logits: Tensor  # [P, V] raw
     log_q: Tensor  # [P, V] log-probabilities; [0, V] where no closed form asked for them
     q: Tensor  # [P, V] probabilities, likewise
+    law: Tensor | None = None  # [P, V] what the target samples from, if that is asked for
 
     def rows(self, start: int, end: int) -> Taught:
         """The same positions for rows start .. end - 1."""
-        return Taught(self.back[start:end], self.choice[start:end], self.logits, self.log_q, self.q)
+        return Taught(self.back[start:end], self.choice[start:end], self.logits, self.log_q, self.q, self.law)
+
+    def survival(self, candidates: Tensor) -> Tensor:
+        """Chance that the target samples each candidate [M] itself; 0 where that was not asked for."""
+        if self.law is None:
+            return torch.zeros(len(candidates), device=candidates.device)
+        return self.law[self.back, candidates].float()
 
     def expanded(self) -> Tensor:
         """Raw logits row by row, [M, V]."""
@@ -34,7 +43,9 @@ class Taught:
 
 
 @torch.no_grad()
-def teach(position: Tensor, states: Tensor, head: Head, work: Workspace, spread: bool) -> Taught:
+def teach(
+    position: Tensor, states: Tensor, head: Head, work: Workspace, spread: bool, law: Law | None = None
+) -> Taught:
     """Run the head once per position of M rows, and with `spread` take the whole distribution.
 
     Raises:
@@ -50,7 +61,7 @@ def teach(position: Tensor, states: Tensor, head: Head, work: Workspace, spread:
         total[part] = _distribution(logits[part], top, log_q[part], q[part]) if spread else top
     if not total.isfinite().all():
         _complain(logits, back)
-    return Taught(back, choice.index_select(0, back), logits, log_q, q)
+    return Taught(back, choice.index_select(0, back), logits, log_q, q, law(logits) if law else None)
 
 
 def _distribution(logits: Tensor, top: Tensor, log_q: Tensor, q: Tensor) -> Tensor:
