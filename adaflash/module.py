@@ -207,9 +207,12 @@ class AdaFlashModule(L.LightningModule):
 
     test_step = validation_step
 
-    def predict_step(self, batch: tuple[Prompt, ...], batch_idx: int) -> list[Trajectory]:
-        """Responses to prompts, to be recorded."""
-        return self.engine().generate([self._request(p) for p in batch])
+    def predict_step(self, batch: tuple[Prompt, ...], batch_idx: int) -> list[dict[str, Any]]:
+        """Responses to prompts, to be recorded: rows of a rollout file, token ids as tensors.
+
+        Plain mappings, because Lightning does not move frozen dataclasses.
+        """
+        return [_row(each) for each in self.engine().generate([self._request(prompt) for prompt in batch])]
 
     def _request(self, prompt: Prompt) -> Request:
         return Request(prompt.tokens, self.max_new_tokens, prompt.id, prompt.domain)
@@ -266,3 +269,14 @@ def _averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
     rows = sums.get("rows")
     agree = {"train/agreement": sums["agree"] / rows} if rows is not None and rows > 0 else {}
     return {**terms, **shares, **agree}
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "id": trajectory.id,
+        "domain": trajectory.domain,
+        "prompt_ids": trajectory.tokens[: trajectory.prompt_length],
+        "response_ids": trajectory.response,
+        "finish_reason": trajectory.finish,
+        "error": trajectory.error,
+    }

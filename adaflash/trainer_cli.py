@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonargparse
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -41,7 +42,8 @@ class TrainerCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
         jsonargparse.set_loader("yaml", _load_yaml, exceptions=(yaml.YAMLError,))
-        defaults = {name: {"default_config_files": [str(BASE)]} for name in self.subcommands()}
+        base = {"default_config_files": [str(BASE)]}
+        defaults = dict.fromkeys(self.subcommands(), base) if run else base
         super().__init__(
             AdaFlashModule,
             PromptDataModule,
@@ -77,7 +79,7 @@ class TrainerCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Stop a run that would mix with another before anything is loaded."""
-        config = self.config[self.subcommand]
+        config = self._settings
         if not config.target:
             raise UserError("no target: add --target NAME (a fetched name, a local directory or a Hub id)")
         if self.subcommand == "fit" and not config.ckpt_path:
@@ -89,11 +91,16 @@ class TrainerCLI(LightningCLI):
             super().instantiate_classes()
         except UserError:
             raise
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(str(error)) from error
-        config = self.config[self.subcommand].clone()
+        config = self._settings.clone()
         config.pop("config", None)
         self.model.provenance = provenance(self._parser(self.subcommand).dump(config, skip_link_targets=False))
+
+    @property
+    def _settings(self) -> Any:
+        """The parsed config of the command, or of the whole when only building."""
+        return self.config[self.subcommand] if self.subcommand else self.config
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
         if config.get("logger") in (None, True):

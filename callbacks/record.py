@@ -16,8 +16,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-
-from adaflash.types import Trajectory
+from torch import Tensor
 
 
 class RecordResponses(BasePredictionWriter):
@@ -49,11 +48,11 @@ class RecordResponses(BasePredictionWriter):
     ) -> None:
         """Append one batch; a request that could not be served is left out and told."""
         with self._partial(trainer).open("a", encoding="utf-8") as file:
-            for trajectory in prediction:
-                if trajectory.error:
-                    print(f"adaflash predict: {trajectory.id}: {trajectory.error}")
+            for row in prediction:
+                if row["error"]:
+                    print(f"adaflash predict: {row['id']}: {row['error']}")
                 else:
-                    file.write(json.dumps(row(trajectory)) + "\n")
+                    file.write(json.dumps(_plain(row)) + "\n")
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the complete file its name."""
@@ -69,12 +68,6 @@ class RecordResponses(BasePredictionWriter):
         return path.with_name(path.name + ".partial")
 
 
-def row(trajectory: Trajectory) -> dict[str, Any]:
-    """One line of a rollout file."""
-    return {
-        "id": trajectory.id,
-        "domain": trajectory.domain,
-        "prompt_ids": trajectory.tokens[: trajectory.prompt_length].tolist(),
-        "response_ids": trajectory.response.tolist(),
-        "finish_reason": trajectory.finish,
-    }
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of `AdaFlashModule.predict_step` as JSON takes it."""
+    return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in row.items() if key != "error"}

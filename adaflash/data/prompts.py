@@ -131,6 +131,11 @@ class PromptDataModule(L.LightningDataModule):
 
     # ---- loaders ----
 
+    @property
+    def domains(self) -> list[str]:
+        """Every domain of the sources read so far, sorted: the same on all ranks, which read the same rows."""
+        return sorted({name for pools in self.pools.values() for pool in pools for name in pool.source.domains})
+
     def train_dataloader(self) -> CursorLoader:
         """Infinite stream of PromptBatch; needs `max_steps`, and `val_check_interval` as a number of batches."""
         stream = PromptStream(self.pools["train"], self.rollout_size, self.visits, self.seed, self.batch_size)

@@ -1,0 +1,176 @@
+"""The command line as a user meets it: errors in one message, every shipped config builds, a printed config runs again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import yaml
+from transformers import PreTrainedTokenizerFast
+
+from adaflash.cli import main
+from adaflash.configuration import PACKAGED, expand, shipped
+from adaflash.trainer_cli import TrainerCLI
+
+EXPERIMENTS = sorted(name for name in shipped() if name.startswith("experiment/"))
+
+
+def build(*words: str) -> TrainerCLI:
+    """Parse and build as `fit` does, without running."""
+    sys.argv = ["adaflash"]
+    return TrainerCLI(args=expand(words), run=False)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target in a directory, as `--target` takes it: byte-level tokenizer, ChatML template, a spare row."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("target")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<|im_start|>", "<|im_end|>", *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"]
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    model = tiny.model("llama", vocab_size=len(tokenizer) + 2, max_position_embeddings=512)
+    model.generation_config.eos_token_id = [1]
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def words(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Flags of a fit that takes a second."""
+    monkeypatch.chdir(tmp_path)
+    small = {
+        "run": str(tmp_path / "run"),
+        "target": str(target),
+        "model": {
+            "drafter": {"class_path": "adaflash.drafters.dflash.DFlash",
+                        "init_args": {"num_layers": 1, "block_size": 4, "context_layers": [0, 2]}},
+            "rollout": {"class_path": "adaflash.rollouts.live.LiveRollout", "init_args": {"max_new_tokens": 8, "lanes": 4}},
+            "num_anchors": 4, "max_new_tokens": 6,
+        },
+        "data": {"batch_size": 1, "rollout_size": 2, "reuse": 1, "val_prompts": 1},
+        "trainer": {"max_steps": 2, "val_check_interval": 2, "enable_progress_bar": False, "accelerator": "cpu"},
+        "gain": {"max_new_tokens": 4, "prompts_per_domain": 1},
+    }  # fmt: skip
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+    return ["-c", "data/shipped", "-c", str(tmp_path / "small.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--trainer.max_stepz", "3"], "Did you mean 'trainer.max_steps'"),
+        (["--model.drafter.num_layer", "3"], "Did you mean 'num_layers'"),
+        (["--model.num_anchor", "3"], "Did you mean 'model.num_anchors'"),
+        (["--model.drafter.init_args.block_size", "1"], "model.drafter.init_args.block_size is 1"),
+        (["--model.rollout.init_args.max_new_tokens", "1"], "model.rollout.init_args.max_new_tokens is 1"),
+        (["--model.optimizer.init_args.lr", "fast"], "Expected a <class 'float'>"),
+        (["--data.batch_size", "3", "--data.rollout_size", "4"], "must be a multiple of data.batch_size"),
+        (["--target", "smollm9-135m"], "smollm9-135m"),
+        (["--model.clip", "0"], "clip > 0"),
+        (["--trainer.gradient_clip_val", "1"], "use model.clip"),
+        (["--trainer.precision", "bf16-true"], "bf16-mixed"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_message(words: list[str], flags: list[str], says: str, capsys: Any) -> None:
+    try:
+        status = main(["fit", *words, *flags])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    shown = capsys.readouterr().err
+    assert status == 2 and says in shown and "Traceback" not in shown, shown
+
+
+def test_a_misspelt_key_in_a_file_is_found_there(words: list[str], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "mine.yaml").write_text("model:\n  drafter:\n    init_args: {num_layer: 3}\n")
+    with pytest.raises(SystemExit):
+        main(["fit", *words, "-c", "mine.yaml"])
+    shown = capsys.readouterr().err
+    assert "mine.yaml:3" in shown and "Did you mean 'num_layers'" in shown, shown
+
+
+def test_no_command_and_a_wrong_one(capsys: Any) -> None:
+    assert main([]) == 0 and "adaflash fit" in capsys.readouterr().out
+    assert main(["ft"]) == 2 and "Did you mean 'fit'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_builds_with_its_monitors(name: str, words: list[str]) -> None:
+    cli = build(*words, "-c", name, "--target", words_target(words), "--trainer.accelerator", "cpu")
+    names = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    assert {"AcceptanceMonitor", "GainTable", "ValidateFirst"} <= set(names) and names.count("ModelCheckpoint") == 2
+
+
+def words_target(words: list[str]) -> str:
+    return str(yaml.safe_load(Path(words[3]).read_text())["target"])
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped()) - set(EXPERIMENTS) - {"base", "trainer/single_gpu"}))
+def test_every_overlay_builds(name: str, words: list[str]) -> None:
+    if name.startswith("data/"):
+        content = yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())
+        assert set(content) == {"data"}
+    build(*words, "-c", name, "--target", words_target(words))
+
+
+@pytest.mark.parametrize("value", ["1e-4", "1.0e-4", "0.0001"])
+def test_numbers_in_every_spelling(value: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "lr.yaml").write_text(
+        f"model: {{optimizer: {{class_path: adaflash.optim.AdamWConfig, init_args: {{lr: {value}}}}}}}\n"
+    )
+    assert build(*words, "-c", "lr.yaml").model.optimizer_config.lr == 1e-4
+    assert build(*words, "--model.optimizer.init_args.lr", value).model.optimizer_config.lr == 1e-4
+
+
+def test_fit_validate_predict_and_recorded_rollouts(words: list[str], tmp_path: Path, capsys: Any) -> None:
+    assert main(["fit", *words]) == 0
+    run = tmp_path / "run"
+    table = capsys.readouterr().out
+    assert "tau" in table and (run / "gain.json").is_file() and (run / "acceptance.png").is_file()
+    with (run / "acceptance.csv").open() as file:
+        seen = [(row["step"], row["domain"]) for row in csv.DictReader(file)]
+    assert seen == [(step, name) for step in "02" for name in ("chat", "code", "math", "all")]
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert "model:" in checkpoint["adaflash"]["provenance"]["config"]
+    assert not any("target" in key for key in checkpoint["state_dict"])
+    # The same folder again: stopped with the remedy, or taken up, or replaced.
+    assert main(["fit", *words]) == 2 and "--ckpt_path last" in capsys.readouterr().err
+    assert main(["fit", *words, "--ckpt_path", "last", "--trainer.max_steps", "3"]) == 0
+    assert main(["fit", *words, "--overwrite", "true"]) == 0
+    assert main(["validate", *words, "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]) == 0
+    assert main(["predict", *words, "--data.predict+=adaflash.data.sources.ShippedSource",
+                 "--data.predict.domain", "math", "--data.predict.limit", "3"]) == 0  # fmt: skip
+    rows = [json.loads(line) for line in (run / "responses.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 and all(row["response_ids"] and row["finish_reason"] in ("stop", "length") for row in rows)
+    recorded = ["-c", "experiment/dflash", "-c", "small.yaml", "--run", str(tmp_path / "second"),
+                "--model.rollout", "adaflash.rollouts.recorded.RecordedRollout",
+                "--data.train", json.dumps([{"class_path": "adaflash.data.sources.JsonlSource",
+                                             "init_args": {"path": str(run / "responses.jsonl")}}])]  # fmt: skip
+    assert main(["fit", "-c", "data/shipped", *recorded]) == 0
+
+
+def test_a_printed_config_runs_again(words: list[str], tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", *words, "--print_config"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    first = yaml.safe_load((tmp_path / "printed.yaml").read_text())
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", "printed.yaml", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out) == first
