@@ -116,6 +116,7 @@ MIXTURES = {
         NegativeLogAcceptance(),
         FunctionTerm(cubed, 0.1),
     ],
+    "top-k": lambda: [ForwardKL(top_k=4, weight=0.5), *paper(top_k=3)],
     "foreign": lambda: [FunctionTerm(cubed)],
 }
 

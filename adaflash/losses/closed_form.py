@@ -27,11 +27,11 @@ KNOWN = (TeacherCrossEntropy, TokenCrossEntropy, ForwardKL, ReverseKL)
 
 
 def split(terms: Sequence[LossTerm]) -> tuple[list[LossTerm], list[LossTerm]]:
-    """Terms with a closed form, one of each kind, and the others (a subclass, a temperature, a second of a kind)."""
+    """Terms with a closed form, one of each kind, and the others (subclass, temperature, top-k, a second of a kind)."""
     closed: list[LossTerm] = []
     rest: list[LossTerm] = []
     for term in terms:
-        fits = type(term) in KNOWN and getattr(term, "temperature", 1.0) == 1.0
+        fits = type(term) in KNOWN and getattr(term, "temperature", 1.0) == 1.0 and not getattr(term, "top_k", 0)
         fits = fits and type(term) not in map(type, closed)
         (closed if fits else rest).append(term)
     return closed, rest

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from adaflash.losses.numerics import check_rows, kl_entries, log_probs
+from adaflash.losses.numerics import FLOOR, check_rows, kl_entries, log_probs
 
 ClipMode = Literal["entry", "token", "none", "official"]
 THRESHOLDS: dict[str, float] = {"entry": 0.01, "token": 1.0, "none": math.inf, "official": 0.01}
@@ -37,9 +37,12 @@ def teacher_cross_entropy(student: Tensor, teacher: Tensor, token: Tensor) -> Te
     return token_cross_entropy(student, None, teacher_choice(teacher))
 
 
-def forward_kl(student: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
-    """T^2 sum_v p_T (log p_T - log p_S), p = softmax(. / T): mass covering (Hinton et al. 2015, arXiv 1503.02531)."""
-    log_s, log_t = _both(student, teacher, temperature)
+def forward_kl(student: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0, top_k: int = 0) -> Tensor:
+    """T^2 sum_v p_T (log p_T - log p_S), p = softmax(. / T): mass covering (Hinton et al. 2015, arXiv 1503.02531).
+
+    With `top_k` over the teacher's k likeliest tokens and one more outcome, all others together.
+    """
+    log_s, log_t = _both(student, teacher, temperature, top_k)
     return temperature**2 * kl_entries(log_t, log_s).sum(-1)
 
 
@@ -69,10 +72,11 @@ def reverse_kl_parts(
     threshold: float | None = None,
     temperature: float = 1.0,
     total_weight: float | None = None,
+    top_k: int = 0,
 ) -> ReverseKLParts:
     """Reverse KL before and after clipping; see `reverse_kl` for the formula of each mode."""
     limit = clip_limit(clip, threshold, total_weight)
-    entries = kl_entries(*_both(student, teacher, temperature))
+    entries = kl_entries(*_both(student, teacher, temperature, top_k))
     square = temperature**2
     whole = square * entries.sum(-1)
     if clip == "entry":
@@ -92,6 +96,7 @@ def reverse_kl(
     threshold: float | None = None,
     temperature: float = 1.0,
     total_weight: float | None = None,
+    top_k: int = 0,
 ) -> Tensor:
     """Reverse KL sum_v d_v, d_v = p_S (log p_S - log p_T) - p_S + p_T >= 0, clipped (AdaFlash; DESIGN section 4).
 
@@ -101,8 +106,10 @@ def reverse_kl(
         none: T^2 sum_v d_v;
         official (0.01): min(T^2 sum_v d_v, threshold W), W = `total_weight`, since the released code divides by the
             micro-batch's sum of weights before it clips: the only mode that depends on the batch.
+    With `top_k` v runs over the teacher's k likeliest tokens and one more outcome, all others together: without it a
+    student could lower the loss by leaving the set.
     """
-    return reverse_kl_parts(student, teacher, clip, threshold, temperature, total_weight).clipped
+    return reverse_kl_parts(student, teacher, clip, threshold, temperature, total_weight, top_k).clipped
 
 
 def jensen_shannon(student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
@@ -124,6 +131,16 @@ def negative_log_acceptance(student: Tensor, teacher: Tensor, token: Tensor) -> 
     return -torch.logsumexp(torch.minimum(log_s, log_t), -1).clamp(max=0)
 
 
-def _both(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def _both(student: Tensor, teacher: Tensor, temperature: float = 1.0, top_k: int = 0) -> tuple[Tensor, Tensor]:
     log_s = log_probs(student, "student logits", temperature)
-    return log_s, log_probs(teacher.detach(), "teacher logits", temperature)
+    log_t = log_probs(teacher.detach(), "teacher logits", temperature)
+    if not 0 < top_k < log_t.shape[-1]:
+        return log_s, log_t
+    kept = log_t.topk(top_k).indices
+    return _kept_and_rest(log_s, kept), _kept_and_rest(log_t, kept)
+
+
+def _kept_and_rest(log_p: Tensor, kept: Tensor) -> Tensor:
+    """Log-probabilities [M, k + 1] of the kept tokens [M, k] and of all others together."""
+    rest = log_p.scatter(-1, kept, FLOOR).logsumexp(-1, keepdim=True)
+    return torch.cat([log_p.gather(-1, kept), rest], -1)

@@ -38,17 +38,18 @@ class ForwardKL(LossTerm):
 
     Args:
         temperature: softens both distributions; the loss is scaled by its square.
+        top_k: only the teacher's k likeliest tokens, and all others as one outcome; 0 for the whole vocabulary.
         weight: factor of this term in the loss.
         name: unique name in the log.
     """
 
-    def __init__(self, temperature: float = 1.0, weight: float = 1.0, name: str = "") -> None:
+    def __init__(self, temperature: float = 1.0, top_k: int = 0, weight: float = 1.0, name: str = "") -> None:
         super().__init__(weight, name)
-        self.temperature = _positive("temperature", temperature)
+        self.temperature, self.top_k = _positive("temperature", temperature), top_k
 
     def forward(self, student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
         """T^2 KL(p_T || p_S), [M]."""
-        return divergences.forward_kl(student, teacher, token, self.temperature)
+        return divergences.forward_kl(student, teacher, token, self.temperature, self.top_k)
 
 
 class ReverseKL(LossTerm):
@@ -59,6 +60,7 @@ class ReverseKL(LossTerm):
             (`official`, which depends on the batch).
         threshold: in nats; where not given 0.01 (entry), 1.0 (token), 0.01 times the sum of weights (official).
         temperature: softens both distributions; the loss is scaled by its square after clipping.
+        top_k: only the teacher's k likeliest tokens, and all others as one outcome; 0 for the whole vocabulary.
         weight: factor of this term in the loss.
         name: unique name in the log.
     """
@@ -70,10 +72,12 @@ class ReverseKL(LossTerm):
         clip: ClipMode = "entry",
         threshold: float | None = None,
         temperature: float = 1.0,
+        top_k: int = 0,
         weight: float = 1.0,
         name: str = "",
     ) -> None:
         super().__init__(weight, name)
+        self.top_k = top_k
         self.clip = clip
         self.threshold = divergences.THRESHOLDS[clip] if threshold is None else _positive("threshold", threshold)
         self.temperature = _positive("temperature", temperature)
@@ -95,7 +99,7 @@ class ReverseKL(LossTerm):
     def evaluate(self, student: Tensor, teacher: Tensor, token: Tensor) -> Evaluation:
         """The clipped divergence, with the shares of divergence removed and of entries (or tokens) cut."""
         parts = divergences.reverse_kl_parts(
-            student, teacher, self.clip, self.threshold, self.temperature, self.total_weight
+            student, teacher, self.clip, self.threshold, self.temperature, self.total_weight, self.top_k
         )
         removed = parts.whole - parts.clipped.detach()
         out_of = parts.whole.new_full(parts.whole.shape, parts.out_of)

@@ -219,3 +219,41 @@ def test_a_row_that_is_no_distribution_is_named(function, bad, problem, who):
     with pytest.raises(NumericalError, match=f"{who} logits: row 2 {problem}") as caught:
         function(rows["student"], rows["teacher"], torch.tensor([0, 1, 2, 3]))
     assert caught.value.row == 2
+
+
+def test_top_k_by_hand():
+    """Teacher (.6, .3, .08, .02), k = 2: outcomes (.6, .3, .1) against the student's (.2, .3, .5)."""
+    student, teacher = logits(0.2, 0.3, 0.1, 0.4), logits(0.6, 0.3, 0.08, 0.02)
+    forward = 0.6 * math.log(3) + 0.1 * math.log(0.2)
+    assert d.forward_kl(student, teacher, TOKEN, top_k=2).item() == pytest.approx(forward, abs=1e-6)
+    reverse = 0.2 * math.log(1 / 3) + 0.5 * math.log(5)
+    assert d.reverse_kl(student, teacher, TOKEN, "none", top_k=2).item() == pytest.approx(reverse, abs=1e-6)
+
+
+@pytest.mark.parametrize("function", [d.forward_kl, d.reverse_kl])
+def test_top_k_of_everything_is_the_whole_divergence(function):
+    torch.manual_seed(8)
+    student, teacher = torch.randn(5, 12), torch.randn(5, 12)
+    whole = function(student, teacher, TOKEN)
+    for top_k in (0, 12, 99):
+        assert torch.equal(function(student, teacher, TOKEN, top_k=top_k), whole)
+    assert torch.allclose(function(student, teacher, TOKEN, top_k=11), whole, atol=1e-6)
+
+
+def test_a_student_that_leaves_the_teachers_set_pays():
+    """Restricted to the set the divergence could be lowered by giving the set no mass (FAULTS 61)."""
+    inside, outside = torch.tensor([[5.0, 4.0, -5.0, -5.0]]), torch.tensor([[-5.0, -6.0, 5.0, 5.0]])
+    teacher = torch.tensor([[5.0, 4.0, -5.0, -5.0]])
+    for function in (d.forward_kl, lambda s, t, y, top_k: d.reverse_kl(s, t, y, "none", top_k=top_k)):
+        assert function(inside, teacher, TOKEN, top_k=2) < 1e-3
+        assert function(outside, teacher, TOKEN, top_k=2) > 5
+    certain = torch.tensor([[-math.inf, -math.inf, 0.0, 0.0]])
+    assert d.reverse_kl(certain, teacher, TOKEN, "none", top_k=2).isfinite()
+
+
+def test_top_k_gradient_by_finite_differences():
+    torch.manual_seed(9)
+    student = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(3, 7, dtype=torch.float64)
+    for function in (d.forward_kl, lambda s, t, y, top_k: d.reverse_kl(s, t, y, "entry", 0.05, top_k=top_k)):
+        assert torch.autograd.gradcheck(lambda s, f=function: f(s, teacher, TOKEN, top_k=3), (student,))

@@ -44,6 +44,8 @@ def test_settings_reach_the_function():
     term = losses.ReverseKL(clip="token", threshold=0.3, temperature=2.0)
     assert torch.equal(term(*rows), d.reverse_kl(*rows, clip="token", threshold=0.3, temperature=2.0))
     assert not torch.equal(term(*rows), d.reverse_kl(*rows))
+    assert torch.equal(losses.ForwardKL(top_k=3)(*rows), d.forward_kl(*rows, top_k=3))
+    assert torch.equal(losses.ReverseKL(top_k=3)(*rows), d.reverse_kl(*rows, top_k=3))
     official = losses.ReverseKL(clip="official")
     official.begin(7.0)
     assert torch.equal(official(*rows), d.reverse_kl(*rows, clip="official", total_weight=7.0))
