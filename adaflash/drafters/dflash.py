@@ -21,6 +21,7 @@ from adaflash.targets.mask import choose_mask_id
 from adaflash.types import Blocks, KeyValues, Segments
 
 if TYPE_CHECKING:
+    from adaflash.export.spec import DraftSpec
     from adaflash.targets.hf import HFTarget
 
 
@@ -36,6 +37,9 @@ class DFlash(Drafter):
         mask_token: Reserved special token for targets without a mask token or spare row (linked from the target).
         init: Start from the target's own last layers, or at random.
         intermediate_size: Width of the MLP; 0 takes the target's.
+        checkpoint: Go on from this drafter: a folder or Hub id of z-lab, SGLang, SpecForge, vLLM speculators, TorchSpec,
+            AdaFlash or `adaflash export`. Its layers, context layers and mask token are taken over; block_size must be
+            its own. The folder must stay where it is while runs that name it are used.
     """
 
     def __init__(
@@ -47,11 +51,14 @@ class DFlash(Drafter):
         mask_id: int = -1,
         init: Literal["target", "random"] = "target",
         intermediate_size: int = 0,
+        checkpoint: str = "",
     ) -> None:
         super().__init__()
         key = "model.drafter.init_args"
         if block_size < 2:
-            raise UserError(f"{key}.block_size is {block_size}; a block needs the anchor and at least one candidate: >= 2")
+            raise UserError(
+                f"{key}.block_size is {block_size}; a block needs the anchor and at least one candidate: >= 2"
+            )
         if num_layers < 1:
             raise UserError(f"{key}.num_layers is {num_layers}; at least 1 is needed")
         if num_context_layers < 1:
@@ -60,7 +67,7 @@ class DFlash(Drafter):
         self.context_layers = tuple(context_layers)
         self.num_context_layers, self.mask_id = num_context_layers, mask_id
         self.mask_source = ""
-        self.intermediate_size = intermediate_size
+        self.intermediate_size, self.checkpoint = intermediate_size, checkpoint
 
     def build(self, target: HFTarget, mask_token: str = "") -> None:
         """Make the weights for this target; calling it again does nothing.
@@ -68,8 +75,15 @@ class DFlash(Drafter):
         Raises:
             MaskTokenError: no safe mask token.
             ValueError: context layers that the target does not have.
+            UserError: the checkpoint is not a drafter for this target.
         """
         if self.built:
+            return
+        if self.checkpoint:
+            from adaflash.export.importer import read_for  # late: the exporter knows drafters
+
+            spec, tensors, _ = read_for(self.checkpoint, target)
+            self.adopt(spec, tensors, target)
             return
         if not self.context_layers:
             self.context_layers = default_context_layers(target.num_layers, self.num_context_layers)
@@ -81,6 +95,19 @@ class DFlash(Drafter):
         self._make(self.config)
         if self.init == "target":
             copy_from_target(self, target)
+
+    def adopt(self, spec: DraftSpec, tensors: dict[str, Tensor], target: HFTarget) -> None:
+        """Take over architecture and weights of a drafter that has been read and checked; weights become float32."""
+        from adaflash.export.importer import check_settings
+
+        check_settings(self, spec)
+        self.context_layers, self.num_layers = spec.context_layers, spec.config.num_hidden_layers
+        self.num_context_layers, self.intermediate_size = len(spec.context_layers), spec.config.intermediate_size
+        self.mask_id, self.mask_source = spec.mask_id, f"the drafter of {spec.folder}"
+        self.config = spec.config
+        self.config.vocab_size = target.embedding_rows
+        self._make(self.config)
+        self.load_state_dict({name: value.float() for name, value in tensors.items()})
 
     def _make(self, config: Qwen3Config) -> None:
         self.fc = nn.Linear(len(self.context_layers) * config.hidden_size, config.hidden_size, bias=False)

@@ -1,0 +1,130 @@
+"""The project's own format: a DFlash checkpoint of z-lab / SGLang, with the paper's length head beside the drafter.
+
+`save_drafter` writes a folder that appears whole or not at all, and reads it back before it takes its name;
+`load_drafter` reads a drafter of any known format.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from adaflash.drafters.dflash import DFlash
+from adaflash.errors import UserError
+from adaflash.export.config import dflash_config
+from adaflash.export.importer import read_for
+from adaflash.export.keys import HEAD, POLICY_HEAD, drafter_keys, listed
+from adaflash.export.spec import read_drafter
+from adaflash.export.weights import CONFIG, WEIGHTS, new_folder, write_json, write_tensors
+from adaflash.length.adaptive import AdaptiveLength
+from adaflash.length.base import LengthPolicy
+
+if TYPE_CHECKING:
+    from adaflash.targets.hf import HFTarget
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def save_drafter(
+    drafter: DFlash,
+    length: LengthPolicy | None,
+    target: HFTarget,
+    folder: str | Path,
+    dtype: Dtype = "bfloat16",
+    force: bool = False,
+) -> Path:
+    """Write drafter and length head; reload what was written and compare it before the folder takes its name.
+
+    Raises:
+        UserError: the folder exists and `force` was not asked for, or what was read back differs.
+    """
+    folder = Path(folder)
+    with new_folder(folder, force) as work:
+        write_drafter(drafter, length, target, work, dtype)
+    return folder
+
+
+def write_drafter(drafter: DFlash, length: LengthPolicy | None, target: HFTarget, work: Path, dtype: Dtype) -> None:
+    """config.json and model.safetensors into an existing folder, read back and compared."""
+    tensors = cast({**drafter_tensors(drafter), **head_tensors(length)}, dtype)
+    head = tensors.get(f"{HEAD}out.weight")
+    write_tensors(work / WEIGHTS, tensors)
+    write_json(work / CONFIG, dflash_config(drafter, target, dtype, 0 if head is None else head.shape[1]))
+    compare(drafter, target, work, tensors)
+
+
+def load_drafter(folder: str | Path, target: HFTarget) -> tuple[DFlash, dict[str, Tensor]]:
+    """A drafter of any known format for this target, in float32, and its length head's state ({} if it has none).
+
+    The state is that of `AdaptiveLength`. Raises UserError: see `read_for`.
+    """
+    spec, tensors, rest = read_for(str(folder), target)
+    drafter = DFlash(block_size=spec.block_size)
+    drafter.adopt(spec, tensors, target)
+    return drafter.to(target.device).eval(), {
+        POLICY_HEAD + name.removeprefix(HEAD): value.float() for name, value in rest.items() if name.startswith(HEAD)
+    }
+
+
+def load_length(state: dict[str, Tensor], target: HFTarget, block_size: int) -> AdaptiveLength:
+    """The paper's length policy with a head's state. Raises UserError if the head has other sizes."""
+    policy = AdaptiveLength()
+    policy.build(target.hidden_size, block_size)
+    try:
+        policy.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint's length head ({HEAD}*) is not the paper's: {error}") from error
+    return policy.to(target.device)
+
+
+def drafter_tensors(drafter: DFlash) -> dict[str, Tensor]:
+    """The drafter's tensors; their names are the documented ones."""
+    tensors = dict(drafter.state_dict())
+    assert set(tensors) == drafter_keys(drafter.num_layers), set(tensors) ^ drafter_keys(drafter.num_layers)
+    return tensors
+
+
+def head_tensors(length: LengthPolicy | None) -> dict[str, Tensor]:
+    """The paper's length head under its served name; {} for every other policy."""
+    if not isinstance(length, AdaptiveLength):
+        return {}
+    return {HEAD + name.removeprefix(POLICY_HEAD): value for name, value in length.state_dict().items()}
+
+
+def cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """The same tensors on the CPU in another number format."""
+    return {name: value.detach().to("cpu", getattr(torch, dtype)) for name, value in tensors.items()}
+
+
+def compare(drafter: DFlash, target: HFTarget, work: Path, written: dict[str, Tensor]) -> None:
+    """Read a written folder back as a stranger would: the same keys both ways, the same values, the same block states.
+
+    Raises:
+        UserError: anything differs. It is a defect of this exporter or of the disk, and the folder never appears.
+    """
+    from adaflash.export.probe import block_states
+
+    _, tensors, rest = read_drafter(str(work))
+    found = {**tensors, **rest}
+    lost, extra = set(written) - set(found), set(found) - set(written)
+    changed = [name for name in set(written) & set(found) if not torch.equal(found[name], written[name])]
+    if lost or extra or changed:
+        raise UserError(f"{work}: read back otherwise than written: {listed([*lost, *extra, *changed])}")
+    again, _ = load_drafter(work, target)
+    twin = rounded(drafter, target, written)
+    prompt = tuple(range(min(8, target.embedding_rows)))
+    for one, other in zip(block_states(again, target, prompt), block_states(twin, target, prompt), strict=True):
+        if not torch.equal(one, other):
+            raise UserError(f"{work}: the drafter read back computes other states than the one written (its config?)")
+
+
+def rounded(drafter: DFlash, target: HFTarget, written: dict[str, Tensor]) -> DFlash:
+    """The drafter in float32 with weights as they were written."""
+    import copy
+
+    twin = copy.deepcopy(drafter).float()
+    twin.load_state_dict({name: written[name].float() for name in drafter_keys(drafter.num_layers)})
+    return twin.to(target.device).eval()
