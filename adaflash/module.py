@@ -112,7 +112,7 @@ class AdaFlashModule(L.LightningModule):
         hidden = self._draft(blocks, context, segments)
         result = self._terms(hidden, blocks, learnable)
         loss = result.loss + self._length_loss(hidden, blocks, result)
-        self._count(result, blocks, batch)
+        self._count(result, blocks)
         return {"loss": loss * self._undo_averages(), **news}
 
     def _players(self, batch: PromptBatch) -> Players:
@@ -144,7 +144,7 @@ class AdaFlashModule(L.LightningModule):
         loss = self.length.loss(hidden.detach(), accepted.float(), blocks.full)
         return hidden.new_zeros(()) if loss is None else loss
 
-    def _count(self, result: StepResult, blocks: Blocks, batch: PromptBatch) -> None:
+    def _count(self, result: StepResult, blocks: Blocks) -> None:
         agree = ((result.candidates == blocks.labels) & blocks.supervised).sum()
         sums = {"weight": result.weight, "blocks": blocks.full.sum(), "agree": agree, "rows": blocks.supervised.sum()}
         terms = {f"loss/{name}": value for name, value in result.terms.items()}
@@ -152,13 +152,14 @@ class AdaFlashModule(L.LightningModule):
         self.window.add({**sums, **terms, **shares})
 
     def _nothing_to_learn(self) -> Tensor:
-        """A pass of weight zero, so that every rank does the same collectives."""
+        """A pass of weight zero: every rank does the same collectives, over sums of the same names."""
         blocks = Blocks.dummy(self.drafter.block_size, self.drafter.mask_id).to(self.device)
         width = len(self.drafter.context_layers) * self.target.hidden_size
         hidden = self._draft(blocks, torch.zeros(1, width, device=self.device), Segments.whole([1]))
-        nothing = torch.zeros(len(blocks), device=self.device)
-        loss = self.length.loss(hidden.detach(), nothing, nothing.bool())
-        return hidden.sum() * 0 + (0 if loss is None else loss)
+        teacher = torch.zeros(1, self.target.hidden_size, dtype=self.target.dtype, device=self.device)
+        result = self.step(hidden, blocks, teacher, torch.zeros_like(blocks.rows), self.target.head)
+        self._count(result, blocks)
+        return result.loss + self._length_loss(hidden, blocks, result)
 
     def _undo_averages(self) -> float:
         """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""

@@ -245,6 +245,17 @@ def test_a_batch_with_nothing_to_learn_moves_nothing(target, tmp_path: Path) -> 
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
+def test_an_empty_batch_sums_the_same_names_as_any_other(target) -> None:
+    """They are reduced over ranks as one flat tensor: another name on one rank would be a hang or a wrong sum."""
+    names = []
+    for rollout in (Empty(), RecordedRollout()):
+        module = fitting.module(target, rollout=rollout)
+        module._trainer = fitting.trainer(Path(), 1)  # type: ignore[assignment]
+        module.training_step(batch(recorded(2)), 0)
+        names.append({name: value.shape for name, value in module.window.close().items()})
+    assert names[0] == names[1]
+
+
 def test_an_empty_micro_batch_does_not_dilute_its_window(target, tmp_path: Path) -> None:
     class Sometimes(RolloutSource):
         def collect(self, prompts, players):
