@@ -39,8 +39,9 @@ class AcceptanceMonitor(Callback):
     Into the run's root folder go `acceptance.csv` (a row per validation and domain; the first validation is the
     "before", also after a resume) and `acceptance.png` (acceptance by position, before and now).
 
-        callbacks+:
-          - class_path: adaflash.callbacks.acceptance.AcceptanceMonitor
+    Every run has it, under a key of its own:
+
+        acceptance: {warn_below: 1.1, warn_rounds: 200}
 
     A validation at step 0 that is to count as "before" is either a real one or the sanity check over all batches
     (`num_sanity_val_steps: -1`); a partial sanity check is not recorded.

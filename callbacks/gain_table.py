@@ -28,10 +28,9 @@ class GainTable(Callback):
     `acceptance.csv` of the run folder (see `AcceptanceMonitor`). Where the ratio is below 1 the table says `no gain`, and
     the tau at which drafting would break even at the same cost of a round.
 
-        trainer:
-          callbacks+:
-            - class_path: adaflash.callbacks.gain_table.GainTable
-              init_args: {max_new_tokens: 64, prompts_per_domain: 4, rounds: 1, requests_at_once: 1}
+    Every run has it, under a key of its own:
+
+        gain: {max_new_tokens: 64, prompts_per_domain: 2, rounds: 1, requests_at_once: 1, after: both}
 
     Every prompt is decoded 2 * rounds times with each engine. With several ranks all of them measure, each with its own
     prompts, and rank 0 reports. A failure is raised only after the last checkpoint has been written.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib
+import inspect
 import json
+import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +70,8 @@ def words(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
             "num_anchors": 4, "max_new_tokens": 6,
         },
         "data": {"batch_size": 1, "rollout_size": 2, "reuse": 1, "val_prompts": 1},
-        "trainer": {"max_steps": 2, "val_check_interval": 2, "enable_progress_bar": False, "accelerator": "cpu"},
+        "trainer": {"max_steps": 2, "val_check_interval": 2, "enable_progress_bar": False, "accelerator": "cpu",
+                    "log_every_n_steps": 1},
         "gain": {"max_new_tokens": 4, "prompts_per_domain": 1},
     }  # fmt: skip
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
@@ -174,3 +179,29 @@ def test_a_printed_config_runs_again(words: list[str], tmp_path: Path, capsys: A
     with pytest.raises(SystemExit):
         main(["fit", "-c", "printed.yaml", "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out) == first
+
+
+PLUGINS = sorted(path.stem for path in (PACKAGED.parent / "callbacks").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_every_callback_fits_two_steps_from_the_yaml_in_its_docstring(
+    name: str, words: list[str], tmp_path: Path
+) -> None:
+    module = importlib.import_module(f"adaflash.callbacks.{name}")
+    docs = [
+        module.__doc__ or "",
+        *(inspect.getdoc(kind) or "" for kind in vars(module).values() if inspect.isclass(kind)),
+    ]
+    block = next(found for doc in docs if (found := yaml_of(doc)))
+    assert f"adaflash.callbacks.{name}." in block or not block.startswith("trainer:")
+    (tmp_path / "plugin.yaml").write_text(block)
+    assert main(["fit", *words, "-c", "plugin.yaml"]) == 0
+    logged = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0]
+    assert "loss/ce" in logged and ("penalty" not in name or f"loss/{name}" in logged)
+
+
+def yaml_of(docstring: str) -> str:
+    """The indented block that begins with `trainer:`, or the line of a callback that has a key of its own."""
+    found = re.search(r"^( +)(?:trainer:\n(?:\1 +.*\n?|\n)+|(?:acceptance|gain): .*\n)", docstring, re.MULTILINE)
+    return textwrap.dedent(found.group()) if found else ""
