@@ -24,12 +24,22 @@ def copy_from_target(drafter: DFlash, target: HFTarget) -> None:
     hidden = drafter.norm.weight.shape[0]
     drafter.fc.weight.zero_()
     drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
-    drafter.hidden_norm.weight.copy_(sources[0].input_layernorm.weight)
-    drafter.norm.weight.copy_(target.final_norm.weight)  # type: ignore[arg-type]
+    drafter.hidden_norm.weight.copy_(_gain(sources[0].input_layernorm, hidden))
+    drafter.norm.weight.copy_(_gain(target.final_norm, hidden))
 
 
 def _copy_matching(layer: nn.Module, source: nn.Module) -> None:
-    given = dict(source.named_parameters())
-    for name, parameter in layer.named_parameters():
-        if name in given and given[name].shape == parameter.shape:
-            parameter.copy_(given[name])
+    given = dict(source.named_modules())
+    # Gemma's layers have two more norms; the one before the MLP goes by another name.
+    given["post_attention_layernorm"] = given.get("pre_feedforward_layernorm", given["post_attention_layernorm"])
+    for name, module in layer.named_modules():
+        weight, theirs = getattr(module, "weight", None), getattr(given.get(name), "weight", None)
+        if weight is not None and theirs is not None and weight.shape == theirs.shape:
+            weight.copy_(_gain(given[name], len(weight)) if weight.ndim == 1 else theirs)
+
+
+def _gain(norm: nn.Module, width: int) -> torch.Tensor:
+    """What a norm multiplies by, read off as a function: Gemma's weight is the gain minus one."""
+    weight: torch.Tensor = norm.weight  # type: ignore[assignment]
+    gain: torch.Tensor = norm(torch.full((width,), 1e4, dtype=torch.float64, device=weight.device))
+    return gain.double()
