@@ -12,7 +12,7 @@ from torch import Tensor
 from adaflash.blocks import block_tokens
 from adaflash.decoding.cache import LanePool
 from adaflash.decoding.lane import Lane
-from adaflash.decoding.sampling import DRAFT, inverse_cdf, law, noise_at
+from adaflash.decoding.sampling import DRAFT, best_tokens, inverse_cdf, law, noise_at
 from adaflash.decoding.settings import Settings
 from adaflash.decoding.verify import Draft
 from adaflash.drafters.base import embed_blocks
@@ -127,7 +127,7 @@ class DraftRounds:
     def _candidates(self, request: Request, logits: Tensor, places: Tensor) -> tuple[list[int], Tensor | None]:
         """Candidates of one lane from its rows [n, V], and the laws they were sampled from, if they were."""
         if self.verification == "exact" or request.temperature == 0.0:
-            return logits.argmax(-1).tolist(), None
+            return best_tokens(logits).tolist(), None
         laws = law(logits, request)
         noise = noise_at(request, places[: len(laws)].to(laws.device), DRAFT)
         return inverse_cdf(laws, noise).tolist(), laws
@@ -136,7 +136,7 @@ class DraftRounds:
 def _proposal(hidden: Tensor, limits: Tensor, logits: Tensor, probabilities: bool) -> Proposal:
     if not probabilities:
         return Proposal(hidden, limits)
-    candidates = logits.argmax(-1)
+    candidates = best_tokens(logits)
     probability = logits.float().softmax(-1).gather(-1, candidates[..., None]).squeeze(-1)
     return Proposal(hidden, limits, candidates, probability)
 

@@ -18,6 +18,7 @@ from adaflash.decoding.cache import LanePool
 from adaflash.decoding.drafting import DraftRounds
 from adaflash.decoding.lane import Lane
 from adaflash.decoding.requests import Intake, limit, refusal
+from adaflash.decoding.sampling import best_tokens
 from adaflash.decoding.settings import Progress, Settings
 from adaflash.decoding.text import TextStream
 from adaflash.decoding.verify import Draft, Verdict, agree, judge
@@ -89,7 +90,7 @@ class Session:
         self, lanes: list[Lane], drafts: list[Draft], logits: Tensor, features: Features, offsets: tuple[int, ...]
     ) -> list[Verdict | None]:
         """A verdict a lane; None for one that cannot be judged: it ends with an error, the others go on."""
-        best = logits.argmax(-1).tolist()
+        best = best_tokens(logits).tolist()
         finite = features.hidden.isfinite().all(-1).tolist()
         verdicts: list[Verdict | None] = []
         for lane, draft, first, last in zip(lanes, drafts, offsets, offsets[1:], strict=False):

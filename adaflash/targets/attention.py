@@ -133,7 +133,8 @@ def packed_attention(
             outputs.append(_with_sinks(rows, keys, values, seen, scaling, s_aux))
         else:
             outputs.append(_segment(packed, rows, keys, values, start, sliding, scaling))
-    return torch.cat(outputs, dim=1).transpose(0, 1)[None], None
+    together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    return together.transpose(0, 1)[None], None
 
 
 def _segment(

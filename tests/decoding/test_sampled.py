@@ -10,7 +10,7 @@ import torch
 from proof import POLICIES, Pair, assert_same, rounding, sampled, splitmix_uniform
 
 from adaflash.decoding.engine import Engine
-from adaflash.decoding.sampling import uniform
+from adaflash.decoding.sampling import best_tokens, uniform
 from adaflash.types import Request
 
 LONG = 16
@@ -74,6 +74,16 @@ def test_noise_is_splitmix_and_never_an_end() -> None:
     assert got.tolist() == [splitmix_uniform(s, p) for s, p in pairs]
     many = uniform(torch.arange(100_000), torch.full((100_000,), 3))
     assert float(many.min()) > 0 and float(many.max()) < 1
+
+
+@pytest.mark.parametrize("vocabulary", [5, 127, 128, 300, 1024])
+def test_best_tokens_are_argmax(vocabulary: int) -> None:
+    """Ties go to the first, as argmax does; rows of -inf and of one shape or another included."""
+    logits = torch.randint(0, 4, (50, vocabulary), generator=torch.Generator().manual_seed(1)).float()
+    logits[0] = float("-inf")
+    assert torch.equal(best_tokens(logits), logits.argmax(-1))
+    assert torch.equal(best_tokens(logits.view(5, 10, -1)), logits.view(5, 10, -1).argmax(-1))
+    assert best_tokens(logits[:0]).shape == (0,)
 
 
 def test_greedy_is_the_limit_of_low_temperature() -> None:
