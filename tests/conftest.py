@@ -5,6 +5,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import torch  # noqa: E402  (the number of threads is read at import)
+import torch
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other

@@ -30,7 +30,9 @@ from adaflash.types import Prompt
 
 def tokenizer(count: int = tiny.VOCAB) -> PreTrainedTokenizerFast:
     """One word per id, no special tokens."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({f"w{i}": i for i in range(count)}, unk_token="w0")))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({f"w{i}": i for i in range(count)}, unk_token="w0"))
+    )
 
 
 def rows(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def test_adaptive_length_verifies_less_and_loses_little(learnt) -> None:
     # verified per committed: 1.67 -> 1.39 here, for 11 % of tau
     assert 1 / adaptive["val/utilisation"] < 0.9 / full["val/utilisation"]
     assert adaptive["val/tau"] > 0.8 * full["val/tau"]
-    assert 1.5 < adaptive["val/tau"]
+    assert adaptive["val/tau"] > 1.5
 
 
 def test_the_head_tells_long_blocks_from_short_ones(learnt) -> None:
@@ -146,7 +146,11 @@ def test_overfit_one_conversation_then_decode_it(tmp_path: Path) -> None:
 
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "dflash": {"rollout": RecordedRollout(max_new_tokens=NEW), "losses": [TokenCrossEntropy(name="ce")], "anchor_mix": 0.0},
+    "dflash": {
+        "rollout": RecordedRollout(max_new_tokens=NEW),
+        "losses": [TokenCrossEntropy(name="ce")],
+        "anchor_mix": 0.0,
+    },
     "osd": {"losses": [ForwardKL(name="fkl")], "anchor_mix": 0.0},
 }
 

@@ -83,7 +83,9 @@ def recorded(count: int, seed: int = 0, longest: int = 14) -> list[Prompt]:
     ]
 
 
-def fit(module: AdaFlashModule, folder: Path, data: L.LightningDataModule, steps: int, *callbacks: Callback, **settings: Any):
+def fit(
+    module: AdaFlashModule, folder: Path, data: L.LightningDataModule, steps: int, *callbacks: Callback, **settings: Any
+):
     trainer = fitting.trainer(folder, steps, callbacks, **settings)
     trainer.fit(module, datamodule=data)
     return trainer
@@ -294,7 +296,9 @@ def test_terms_are_logged_by_name_as_window_means(target, tmp_path: Path) -> Non
         logs.append(watch.logged[-1])
     whole, split = logs
     trajectories = module.rollout.collect(prompts, module._players(batch(prompts)))
-    blocks, context, segments = (module := fitting.module(target, num_anchors=100))._blocks(trajectories, batch(prompts))
+    blocks, context, segments = (module := fitting.module(target, num_anchors=100))._blocks(
+        trajectories, batch(prompts)
+    )
     result = module._terms(module._draft(blocks, context, segments), blocks, trajectories)
     for term in ("ce", "rkl"):
         assert whole[f"loss/{term}"] == pytest.approx(float(result.terms[term] / result.weight), rel=1e-4)
@@ -336,7 +340,9 @@ def test_half_precision_master_weights_are_refused(target, tmp_path: Path, preci
 
 
 def test_bf16_mixed_keeps_fp32_master_weights_that_move(target, tmp_path: Path) -> None:
-    module = fitting.module(target, optimizer=AdamWConfig(1e-4, 1e-4), rollout=RecordedRollout(), position_weight=Uniform())
+    module = fitting.module(
+        target, optimizer=AdamWConfig(1e-4, 1e-4), rollout=RecordedRollout(), position_weight=Uniform()
+    )
     before = fitting.weights(module)
     fit(module, tmp_path, Batches(*[batch(recorded(2, seed=i), i) for i in range(3)]), 3, precision="bf16-mixed")
     for name, tensor in module.state_dict().items():

@@ -67,7 +67,9 @@ def run(target, folder: Path, steps: int, ckpt: str | None = None, every: int = 
     folder.mkdir(parents=True, exist_ok=True)
     diary, module = Diary(), make(target)
     data = fitting.data(folder, tiny.prompts(11), tiny.prompts(3, seed=9), seed=4)  # visits: 4 a rollout
-    saver = ModelCheckpoint(folder, filename="s{step}", every_n_train_steps=every, save_top_k=-1, auto_insert_metric_name=False)
+    saver = ModelCheckpoint(
+        folder, filename="s{step}", every_n_train_steps=every, save_top_k=-1, auto_insert_metric_name=False
+    )
     trainer = fitting.trainer(folder, 10, [diary, saver], enable_checkpointing=True, **settings)
     trainer.fit_loop.epoch_loop.max_steps = steps  # the schedule still ends at 10
     trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
@@ -115,12 +117,15 @@ def test_resuming_equals_never_stopping(target, tmp_path: Path, case: str) -> No
     same(rollouts, story.rollouts)  # made at the same steps: the unfinished one was not made again
     same(dict(rest.state_dict()), dict(whole.state_dict()))
     same(resumed.optimizers[0].state_dict(), straight.optimizers[0].state_dict())
-    same(resumed.lr_scheduler_configs[0].scheduler.state_dict()["_last_lr"], straight.lr_scheduler_configs[0].scheduler.state_dict()["_last_lr"])
+    same(
+        resumed.lr_scheduler_configs[0].scheduler.state_dict()["_last_lr"],
+        straight.lr_scheduler_configs[0].scheduler.state_dict()["_last_lr"],
+    )
     assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), rest.parameters(), strict=True))
 
 
 def test_the_unfinished_rollout_travels_with_its_tensors(target, tmp_path: Path) -> None:
-    module, _, trainer = run(target, tmp_path, 5, every=5)
+    module, _, _ = run(target, tmp_path, 5, every=5)
     saved = torch.load(tmp_path / "s5.ckpt", weights_only=True)["adaflash"]["rollout"]
     assert (saved["rollout_id"], saved["visits_left"]) == (1, 3)
     fresh = make(target)
@@ -130,7 +135,12 @@ def test_the_unfinished_rollout_travels_with_its_tensors(target, tmp_path: Path)
         for name in ("tokens", "context", "teacher"):
             assert torch.equal(getattr(loaded, name), getattr(kept, name))
         same(vars(loaded.blocks), vars(kept.blocks))
-        assert (loaded.id, loaded.domain, loaded.prompt_length, loaded.finish) == (kept.id, kept.domain, kept.prompt_length, kept.finish)
+        assert (loaded.id, loaded.domain, loaded.prompt_length, loaded.finish) == (
+            kept.id,
+            kept.domain,
+            kept.prompt_length,
+            kept.finish,
+        )
 
 
 def test_a_finished_rollout_is_not_kept(target, tmp_path: Path) -> None:
@@ -199,7 +209,7 @@ def test_a_missing_key_is_an_error(target, tmp_path: Path, saved: Path, key: str
 
 def test_a_surplus_key_is_an_error(target, tmp_path: Path, saved: Path) -> None:
     path = edited(saved, tmp_path, lambda state: state["state_dict"].update(odd=torch.zeros(1)))
-    with pytest.raises(RuntimeError, match='Unexpected key.*"odd"'):
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"odd"'):
         resume(make(target), tmp_path, path)
 
 

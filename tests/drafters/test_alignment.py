@@ -216,7 +216,11 @@ def test_alone_and_packed_give_the_same_states_and_gradients(pair) -> None:
         drafter.zero_grad()
         blocks, hidden = train_states(target, drafter, [every[i] for i in order], [anchors[i] for i in order])
         rows = {i: hidden[blocks.rows == row] for row, i in enumerate(order)}
-        losses = target.head(rows[0][:, 1:]).log_softmax(-1).gather(-1, blocks.labels[blocks.rows == order.index(0)][..., None])
+        losses = (
+            target.head(rows[0][:, 1:])
+            .log_softmax(-1)
+            .gather(-1, blocks.labels[blocks.rows == order.index(0)][..., None])
+        )
         losses.mean().backward()
         return rows, drafter.fc.weight.grad.clone()
 
@@ -227,4 +231,6 @@ def test_alone_and_packed_give_the_same_states_and_gradients(pair) -> None:
     # and the read of the target itself does not depend on the pack
     solo = target.read(every[1].tokens, Segments.whole([25]), drafter.context_layers)
     both = target.read(torch.cat([every[0].tokens, every[1].tokens]), Segments.whole([END, 25]), drafter.context_layers)
-    torch.testing.assert_close(both.context[END:], solo.context, rtol=close, atol=close * float(solo.context.abs().max()))
+    torch.testing.assert_close(
+        both.context[END:], solo.context, rtol=close, atol=close * float(solo.context.abs().max())
+    )

@@ -41,7 +41,7 @@ def formula(drafter: DFlash, embeds: Tensor, context: Tensor, anchor: int) -> Te
             return w[f"layers.{i}.{name}.weight"]
 
         def heads(states: Tensor, name: str) -> Tensor:
-            return (states @ at(f"self_attn.{name}_proj").T).unflatten(-1, (-1, c.head_dim))  # noqa: B023
+            return (states @ at(f"self_attn.{name}_proj").T).unflatten(-1, (-1, c.head_dim))
 
         h = rms(x, at("input_layernorm"), c.rms_norm_eps)
         both = torch.cat([seen, h])  # the context is not normed by `input_layernorm`
@@ -141,7 +141,9 @@ def test_rotary_frequencies_are_the_targets(family: str) -> None:
     drafter = tiny.drafter(target, B)
     theirs = target.model.base_model.rotary_emb
     inv_freq = getattr(theirs, "full_attention_inv_freq", None)
-    torch.testing.assert_close(drafter.rotary.inv_freq, theirs.inv_freq if inv_freq is None else inv_freq, rtol=0, atol=0)
+    torch.testing.assert_close(
+        drafter.rotary.inv_freq, theirs.inv_freq if inv_freq is None else inv_freq, rtol=0, atol=0
+    )
 
 
 def test_a_base_of_a_million_is_kept() -> None:
@@ -181,7 +183,9 @@ def test_warm_start_takes_over_the_targets_last_layers(family: str) -> None:
         before_mlp = getattr(theirs, "pre_feedforward_layernorm", theirs.post_attention_layernorm)
         torch.testing.assert_close(mine.post_attention_layernorm(x), before_mlp(x), **close)
         for part in ("q", "k", "v", "o"):
-            assert torch.equal(getattr(mine.self_attn, f"{part}_proj").weight, getattr(theirs.self_attn, f"{part}_proj").weight)
+            assert torch.equal(
+                getattr(mine.self_attn, f"{part}_proj").weight, getattr(theirs.self_attn, f"{part}_proj").weight
+            )
         if hasattr(theirs.self_attn, "q_norm"):
             keys = torch.randn(5, 2, 16, generator=torch.Generator().manual_seed(2))
             torch.testing.assert_close(mine.self_attn.k_norm(keys), theirs.self_attn.k_norm(keys), **close)
@@ -203,7 +207,9 @@ def test_more_drafter_layers_than_the_target_has() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "key"), [
-    ({"block_size": 1}, "block_size is 1"), ({"num_layers": 0}, "num_layers is 0"), ({"num_context_layers": 0}, "num_context_layers is 0"),
+    ({"block_size": 1}, "block_size is 1"),
+    ({"num_layers": 0}, "num_layers is 0"),
+    ({"num_context_layers": 0}, "num_context_layers is 0"),
 ])  # fmt: skip
 def test_settings_out_of_range(wrong: dict[str, int], key: str) -> None:
     with pytest.raises(UserError, match=key):

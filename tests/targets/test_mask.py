@@ -73,7 +73,8 @@ def test_ids_that_are_no_rows_are_refused_with_the_limits(wrong: int) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "stops", "what"), [
-    (12, (), "pad"), (10, (), "bos"), (11, (), "a token of the chat template"), (5, (5, 7), "a stop id"), (7, (5, 7), "a stop id"),
+    (12, (), "pad"), (10, (), "bos"), (11, (), "a token of the chat template"),
+    (5, (5, 7), "a stop id"), (7, (5, 7), "a stop id"),
 ])  # fmt: skip
 def test_tokens_in_use_are_refused_by_what_they_are(wrong: int, stops: tuple[int, ...], what: str) -> None:
     with pytest.raises(MaskTokenError, match=f"mask id {wrong} .*is {what}"):
@@ -86,7 +87,7 @@ def test_eos_is_refused_also_where_pad_is_another_token() -> None:
 
 
 def test_the_same_rules_hold_for_what_the_tokenizer_proposes() -> None:
-    with pytest.raises(MaskTokenError, match="the tokenizer's mask token.*is pad"):
+    with pytest.raises(MaskTokenError, match=r"the tokenizer's mask token.*is pad"):
         choose_mask_id(20, tokenizer(mask_token="<|im_end|>"))
 
 
