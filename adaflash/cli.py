@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from adaflash.configuration import expand, nearest
 from adaflash.errors import UserError
@@ -17,6 +18,8 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash test ...          the same, reported as test
   adaflash predict ...       record the target's responses as JSONL
   adaflash generate ...      continue a prompt, text streamed out
+  adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
+  adaflash import ...        check somebody's drafter against a target, and write it as one of ours
 
   -c, --config NAME          a file, or a shipped config such as experiment/adaflash; later ones win
   adaflash COMMAND --help    everything a command takes
@@ -75,7 +78,24 @@ def _generate(words: list[str]) -> int:
     return 0
 
 
-_LIGHT = {"fetch": _fetch, "generate": _generate}
+def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
+    """A command that is a function: its arguments are the options, what it returns (or 0) is the exit status."""
+
+    def command(words: list[str]) -> int:
+        from jsonargparse import auto_cli
+
+        function = getattr(import_module(module), name)
+        return int(auto_cli(function, args=words, as_positional=False, prog=f"adaflash {prog}") or 0)
+
+    return command
+
+
+_LIGHT = {
+    "fetch": _fetch,
+    "generate": _generate,
+    "export": _function("export", "adaflash.export.command", "export"),
+    "import": _function("import", "adaflash.export.command", "import_drafter"),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

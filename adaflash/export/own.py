@@ -14,9 +14,10 @@ from torch import Tensor
 
 from adaflash.drafters.dflash import DFlash
 from adaflash.errors import UserError
-from adaflash.export.config import dflash_config
+from adaflash.export.formats import OWN, Format
 from adaflash.export.importer import read_for
-from adaflash.export.keys import HEAD, POLICY_HEAD, drafter_keys, listed
+from adaflash.export.keys import HEAD, POLICY_HEAD, documented, drafter_keys, listed
+from adaflash.export.sidecar import read_sidecar, write_sidecar
 from adaflash.export.spec import read_drafter
 from adaflash.export.weights import CONFIG, WEIGHTS, new_folder, write_json, write_tensors
 from adaflash.length.adaptive import AdaptiveLength
@@ -47,13 +48,23 @@ def save_drafter(
     return folder
 
 
-def write_drafter(drafter: DFlash, length: LengthPolicy | None, target: HFTarget, work: Path, dtype: Dtype) -> None:
-    """config.json and model.safetensors into an existing folder, read back and compared."""
-    tensors = cast({**drafter_tensors(drafter), **head_tensors(length)}, dtype)
-    head = tensors.get(f"{HEAD}out.weight")
+def write_drafter(
+    drafter: DFlash, length: LengthPolicy | None, target: HFTarget, work: Path, dtype: Dtype, form: Format = OWN
+) -> dict[str, Tensor]:
+    """config.json, model.safetensors and a policy's sidecar into an existing folder, read back and compared.
+
+    Returns the tensors as written, under documented names.
+    """
+    inside = head_tensors(length) if form.head_inside else {}
+    tensors = form.tensors(cast({**drafter_tensors(drafter), **inside}, dtype), target)
+    head = inside.get(f"{HEAD}out.weight")
     write_tensors(work / WEIGHTS, tensors)
-    write_json(work / CONFIG, dflash_config(drafter, target, dtype, 0 if head is None else head.shape[1]))
-    compare(drafter, target, work, tensors)
+    write_json(work / CONFIG, form.config(drafter, target, dtype, 0 if head is None else head.shape[1]))
+    if not inside:
+        write_sidecar(work, length)
+    written = documented(tensors)
+    compare(drafter, target, work, written)
+    return written
 
 
 def load_drafter(folder: str | Path, target: HFTarget) -> tuple[DFlash, dict[str, Tensor]]:
@@ -64,9 +75,15 @@ def load_drafter(folder: str | Path, target: HFTarget) -> tuple[DFlash, dict[str
     spec, tensors, rest = read_for(str(folder), target)
     drafter = DFlash(block_size=spec.block_size)
     drafter.adopt(spec, tensors, target)
-    return drafter.to(target.device).eval(), {
-        POLICY_HEAD + name.removeprefix(HEAD): value.float() for name, value in rest.items() if name.startswith(HEAD)
-    }
+    return drafter.to(target.device).eval(), _head_state(rest, spec.folder)
+
+
+def _head_state(rest: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The paper's length head, from among the tensors or from the sidecar."""
+    inside = {POLICY_HEAD + name.removeprefix(HEAD): value for name, value in rest.items() if name.startswith(HEAD)}
+    kind, beside = read_sidecar(folder)
+    ours = beside if kind.endswith(f".{AdaptiveLength.__name__}") else {}
+    return {name: value.float() for name, value in (inside or ours).items()}
 
 
 def load_length(state: dict[str, Tensor], target: HFTarget, block_size: int) -> AdaptiveLength:

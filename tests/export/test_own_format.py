@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from exporting import edit
 from safetensors.torch import load_file, save_file
 
 from adaflash.decoding.engine import Engine
 from adaflash.drafters.dflash import DFlash
 from adaflash.errors import UserError
-from adaflash.export.own import load_drafter, load_length, rounded, save_drafter
+from adaflash.export.own import load_drafter, load_length, rounded, save_drafter, write_drafter
 from adaflash.export.probe import block_states
+from adaflash.export.weights import new_folder
 from adaflash.length.adaptive import AdaptiveLength
 from adaflash.types import Request
 
@@ -28,19 +31,6 @@ def length_head(target: tiny.HFTarget, block_size: int = 8) -> AdaptiveLength:
     policy = AdaptiveLength()
     policy.build(target.hidden_size, block_size)
     return policy
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    """Change config.json; a value of None removes the key; dotted names reach into dflash_config."""
-    config = json.loads((folder / "config.json").read_text())
-    for name, value in changes.items():
-        place = config["dflash_config"] if name.startswith("dflash_") else config
-        name = name.removeprefix("dflash_")
-        if value is None:
-            place.pop(name, None)
-        else:
-            place[name] = value
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,14 +126,13 @@ def test_never_over_a_folder_and_whole_or_not_at_all(tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_config_that_reads_back_otherwise_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import adaflash.export.own as own
+def test_a_config_that_reads_back_otherwise_never_appears(tmp_path: Path) -> None:
+    from adaflash.export.formats import OWN
 
-    right = own.dflash_config
-    monkeypatch.setattr(own, "dflash_config", lambda *a: {**right(*a), "rope_theta": 77.0, "rope_parameters": None})
+    wrong = replace(OWN, config=lambda *a: {**OWN.config(*a), "rope_theta": 77.0, "rope_parameters": None})
     target = tiny.target()
-    with pytest.raises(UserError, match="computes other states"):
-        save_drafter(tiny.drafter(target, noise=0.1), None, target, tmp_path / "out")
+    with pytest.raises(UserError, match="computes other states"), new_folder(tmp_path / "out", force=False) as work:
+        write_drafter(tiny.drafter(target, noise=0.1), None, target, work, "float32", wrong)
     assert not list(tmp_path.iterdir())
 
 
