@@ -12,7 +12,7 @@ from adaflash.blocks import agreeing_prefix, build_blocks, choose_anchors, conte
 from adaflash.decoding.engine import Engine
 from adaflash.drafters.base import Drafter, embed_blocks
 from adaflash.errors import UserError
-from adaflash.length.base import LengthPolicy
+from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.losses.base import LossTerm, check_names
 from adaflash.losses.position import ExponentialDecay, PositionWeight
 from adaflash.optim import AdamWConfig
@@ -43,6 +43,7 @@ class AdaFlashModule(L.LightningModule):
         lanes: Requests decoded at once in validation and `predict`.
         max_new_tokens: Longest response in validation and `predict`.
         seed: Seed of anchors and sampled rollouts.
+        freeze_drafter: Train the length policy alone (the paper's initialisation stage).
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class AdaFlashModule(L.LightningModule):
         lanes: int = 16,
         max_new_tokens: int = 128,
         seed: int = 42,
+        freeze_drafter: bool = False,
     ) -> None:
         super().__init__()
         if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0:
@@ -74,6 +76,7 @@ class AdaFlashModule(L.LightningModule):
         self.optimizer_config = optimizer
         self.num_anchors, self.anchor_mix, self.clip = num_anchors, anchor_mix, clip
         self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
+        self.freeze_drafter = freeze_drafter
         self.buffer, self.window = RolloutBuffer(), Window()
         self.provenance: dict[str, Any] = {}  # what a checkpoint says of its origin; set by the command line
         # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
@@ -98,6 +101,12 @@ class AdaFlashModule(L.LightningModule):
         self.__dict__["_target"] = loaded.to(device)
         self.drafter.build(loaded, self.target_options.mask_token)
         self.length.build(loaded.hidden_size, self.drafter.block_size)
+        if self.freeze_drafter:
+            if not any(True for _ in self.length.parameters()):
+                raise UserError(
+                    f"model.freeze_drafter: {self.length.describe()} learns nothing, so nothing is left to train"
+                )
+            self.drafter.requires_grad_(False)
 
     # ---- training ----
 
@@ -111,8 +120,9 @@ class AdaFlashModule(L.LightningModule):
         blocks, context, segments = self._blocks(learnable, batch)
         hidden = self._draft(blocks, context, segments)
         result = self._terms(hidden, blocks, learnable)
-        loss = result.loss + self._length_loss(hidden, blocks, result)
-        self._count(result, blocks)
+        outcome = self._outcome(hidden, blocks, result)
+        loss = result.loss + _or_zero(self.length.loss(outcome))
+        self._count(result, outcome)
         return {"loss": loss * self._undo_averages(), **news}
 
     def _players(self, batch: PromptBatch) -> Players:
@@ -138,15 +148,15 @@ class AdaFlashModule(L.LightningModule):
         offsets = starts - torch.tensor([each.prompt_length for each in trajectories])
         return self.step(hidden, blocks, teacher, offsets.to(self.device), self.target.head)
 
-    def _length_loss(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Tensor:
-        """The length policy learns how far each block survives; no gradient reaches the drafter."""
+    def _outcome(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Outcome:
+        """How far each block survives beside the trajectory; what it teaches never reaches the drafter."""
         accepted = agreeing_prefix(result.candidates, blocks.labels, blocks.supervised)
-        loss = self.length.loss(hidden.detach(), accepted.float(), blocks.full)
-        return hidden.new_zeros(()) if loss is None else loss
+        agreed, known = (result.candidates == blocks.labels) & blocks.supervised, blocks.supervised
+        return Outcome(hidden.detach(), accepted.float(), blocks.full, agreed, known, self.target.head)
 
-    def _count(self, result: StepResult, blocks: Blocks) -> None:
-        agree = ((result.candidates == blocks.labels) & blocks.supervised).sum()
-        sums = {"weight": result.weight, "blocks": blocks.full.sum(), "agree": agree, "rows": blocks.supervised.sum()}
+    def _count(self, result: StepResult, outcome: Outcome) -> None:
+        blocks, rows = self.length.counted(outcome).sum(), outcome.known.sum()
+        sums = {"weight": result.weight, "blocks": blocks, "agree": outcome.agreed.sum(), "rows": rows}
         terms = {f"loss/{name}": value for name, value in result.terms.items()}
         shares = {f"share/{name}": value for name, value in result.stats.items()}
         self.window.add({**sums, **terms, **shares})
@@ -158,8 +168,9 @@ class AdaFlashModule(L.LightningModule):
         hidden = self._draft(blocks, torch.zeros(1, width, device=self.device), Segments.whole([1]))
         teacher = torch.zeros(1, self.target.hidden_size, dtype=self.target.dtype, device=self.device)
         result = self.step(hidden, blocks, teacher, torch.zeros_like(blocks.rows), self.target.head)
-        self._count(result, blocks)
-        return result.loss + self._length_loss(hidden, blocks, result)
+        outcome = self._outcome(hidden, blocks, result)
+        self._count(result, outcome)
+        return result.loss + _or_zero(self.length.loss(outcome))
 
     def _undo_averages(self) -> float:
         """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""
@@ -256,6 +267,10 @@ class AdaFlashModule(L.LightningModule):
             "mask_id": self.drafter.mask_id,
             "length": type(self.length).__name__,
         }
+
+
+def _or_zero(loss: Tensor | None) -> Tensor | float:
+    return 0.0 if loss is None else loss
 
 
 def _states(states: Tensor | None, count: int) -> Tensor:

@@ -107,6 +107,7 @@ class BlockLog:
     lengths: Tensor  # [n] L: candidates sent to be verified
     accepted: Tensor  # [n] A: candidates that survived
     committed: Tensor  # [n] c: tokens kept after the cut at a stop or limit
+    forecast: Tensor | None = None  # [n, 1 + K] what the policy expected (see `LengthPolicy.forecast`), if it was asked
 
     @classmethod
     def empty(cls, candidates: int) -> BlockLog:
@@ -171,6 +172,8 @@ class Proposal:
     limits: Tensor  # [R] int64: the most candidates that can still be of use, 0 .. K
     candidates: Tensor | None = None  # [R, K] only for a policy that sets `needs_logits`
     probability: Tensor | None = None  # [R, K] probability the drafter gives its candidate, likewise
+    logits: Tensor | None = None  # [R, K, V] the drafter's, likewise
+    anchors: Tensor | None = None  # [R] int64: position of each anchor, the number of tokens in the cache
 
 
 @dataclass(frozen=True)

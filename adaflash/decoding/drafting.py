@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -102,18 +103,25 @@ class DraftRounds:
         """Lengths, then candidates; rows beyond a length are not computed unless somebody needs them."""
         places = [torch.arange(lane.cached + 1, lane.cached + 1 + self.num_candidates) for lane in lanes]
         requests = [lane.request for lane in lanes]
+        anchors = torch.tensor([lane.cached for lane in lanes])
+        forecasts: list[Tensor | None] = [None] * len(lanes)
         if self.policy.needs_logits or self.all_candidates:
             logits = self.target.head(hidden[:, 1:])
-            lengths = self._lengths(_proposal(hidden, limits, logits, self.policy.needs_logits))
+            proposal = replace(_proposal(hidden, limits, logits, self.policy.needs_logits), anchors=anchors)
+            lengths = self._lengths(proposal)
+            if self.all_candidates and (expected := self.policy.forecast(proposal)) is not None:
+                forecasts = list(expected.float().cpu())
             rows = list(logits)
         else:
-            lengths = self._lengths(Proposal(hidden, limits))
+            lengths = self._lengths(Proposal(hidden, limits, anchors=anchors))
             wanted = torch.arange(1, self.num_candidates + 1, device=hidden.device) <= lengths[:, None]
             rows = list(self.target.head(hidden[:, 1:][wanted]).split(lengths.tolist()))
         sampled = [self._candidates(*each) for each in zip(requests, rows, places, strict=True)]
         return {
-            lane.index: Draft(candidates, _useful(candidates, length, lane.stop_ids), laws)
-            for lane, (candidates, laws), length in zip(lanes, sampled, lengths.tolist(), strict=True)
+            lane.index: Draft(candidates, _useful(candidates, length, lane.stop_ids), laws, forecast)
+            for lane, (candidates, laws), length, forecast in zip(
+                lanes, sampled, lengths.tolist(), forecasts, strict=True
+            )
         }
 
     def _lengths(self, proposal: Proposal) -> Tensor:
@@ -138,7 +146,7 @@ def _proposal(hidden: Tensor, limits: Tensor, logits: Tensor, probabilities: boo
         return Proposal(hidden, limits)
     candidates = best_tokens(logits)
     probability = logits.float().softmax(-1).gather(-1, candidates[..., None]).squeeze(-1)
-    return Proposal(hidden, limits, candidates, probability)
+    return Proposal(hidden, limits, candidates, probability, logits)
 
 
 def _useful(candidates: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:

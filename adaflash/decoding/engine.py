@@ -63,6 +63,8 @@ class Engine:
                 f"{policy.describe()} looks at the drafted candidates; with rejection sampling that changes the text's "
                 "law. Use a policy that reads hidden states only, or verification exact"
             )
+        if drafter is not None:
+            policy.prepare(target, drafter)
         self.target, self.drafter, self.policy, self.num_lanes = target, drafter, policy, lanes
         self._settings = Settings(target, drafter, policy, keep_states, all_candidates, verification, layout)
         self._cancelled: set[int] = set()

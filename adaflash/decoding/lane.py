@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from adaflash.decoding.text import TextStream
+from adaflash.decoding.verify import Draft
 from adaflash.types import BlockLog, Features, Request, Trajectory
 
 
@@ -46,6 +49,7 @@ class Lane:
         self._context: list[Tensor] = []
         self._teacher: list[Tensor] = []
         self._rounds: list[tuple[int, list[int], int, int, int]] = []
+        self._forecasts: list[Tensor] = []
 
     @property
     def cached(self) -> int:
@@ -83,9 +87,11 @@ class Lane:
             if teaches:
                 self._teacher.append(features.hidden[rows])
 
-    def log(self, anchor: int, candidates: list[int], length: int, accepted: int, committed: int) -> None:
+    def log(self, anchor: int, draft: Draft, accepted: int, committed: int) -> None:
         """Remember one drafted round."""
-        self._rounds.append((anchor, candidates, length, accepted, committed))
+        self._rounds.append((anchor, draft.candidates, len(draft.window), accepted, committed))
+        if draft.forecast is not None:
+            self._forecasts.append(draft.forecast)
 
     def trajectory(self, num_candidates: int) -> Trajectory:
         """What became of the request."""
@@ -119,4 +125,6 @@ class Lane:
             return BlockLog.empty(num_candidates)
         anchors, candidates, lengths, accepted, committed = zip(*self._rounds, strict=True)
         padded = [row + [-1] * (num_candidates - len(row)) for row in candidates]
-        return BlockLog(*(torch.tensor(x, dtype=torch.int64) for x in (anchors, padded, lengths, accepted, committed)))
+        log = BlockLog(*(torch.tensor(x, dtype=torch.int64) for x in (anchors, padded, lengths, accepted, committed)))
+        asked = len(self._forecasts) == len(self._rounds)
+        return replace(log, forecast=torch.stack(self._forecasts)) if asked else log

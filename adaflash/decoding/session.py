@@ -22,6 +22,7 @@ from adaflash.decoding.sampling import best_tokens
 from adaflash.decoding.settings import Progress, Settings
 from adaflash.decoding.text import TextStream
 from adaflash.decoding.verify import Draft, Verdict, agree, judge
+from adaflash.length.base import Round
 from adaflash.types import Features, Request, Segments
 
 PREFILL_ROWS = 4096  # prompt rows in one pass, unless one prompt alone is longer
@@ -61,16 +62,27 @@ class Session:
     def _round(self) -> Iterator[Progress]:
         """One step of the algorithm: draft, choose lengths, verify, accept."""
         drafting = [lane for lane in self.active if lane.remaining > 1]
-        drafts = self.drafts.propose(drafting) if self.drafts and drafting else {}
+        wanted = bool(self.drafts and drafting) and self.settings.policy.drafts(len(self.active))
+        drafts = self.drafts.propose(drafting) if self.drafts and wanted else {}
         lanes = [lane for lane in self.active if not lane.finish]
         features, rows, verdicts = self._verify(lanes, drafts) if lanes else (_NOTHING, (), [])
         with self._timed("accept"):
             kept: dict[int, list[int]] = {}
             for lane, verdict, row in zip(lanes, verdicts, rows, strict=True):
                 kept[lane.index] = self._accept(lane, drafts.get(lane.index), verdict, features, row)
+            if lanes and self.drafts:
+                self.settings.policy.observe(self._told(lanes, drafts, kept))
             news = [self._news(lane, kept.get(lane.index, [])) for lane in self.active]
             self._release()
         yield from news
+
+    def _told(self, lanes: list[Lane], drafts: dict[int, Draft], kept: dict[int, list[int]]) -> Round:
+        """The round in numbers, for the policy."""
+        mine = [drafts[lane.index] for lane in lanes if lane.index in drafts]
+        committed = sum(map(len, kept.values()))
+        cached = sum(lane.cached for lane in lanes) - committed
+        rows = len(lanes) + sum(len(draft.window) for draft in mine)
+        return Round(len(lanes), len(mine), rows, committed, cached // len(lanes))
 
     def _verify(
         self, lanes: list[Lane], drafts: dict[int, Draft]
@@ -119,7 +131,7 @@ class Session:
         if draft is None:
             lane.plain_steps += 1
         else:
-            lane.log(anchor, draft.candidates, len(window), verdict.accepted, len(kept))
+            lane.log(anchor, draft, verdict.accepted, len(kept))
         return kept
 
     def _admit(self) -> Iterator[Progress]:

@@ -27,6 +27,7 @@ class Draft:
     candidates: list[int] = field(default_factory=list)  # as many as were computed
     window: list[int] = field(default_factory=list)  # those sent to be verified
     laws: Tensor | None = None
+    forecast: Tensor | None = None  # [1 + K] what the policy expected of it
 
 
 @dataclass(frozen=True)

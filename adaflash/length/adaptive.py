@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adaflash.errors import UserError
-from adaflash.length.base import LengthPolicy
+from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.types import Proposal
 
 BOTTLENECK = 256
@@ -40,13 +40,14 @@ class AdaptiveLength(LengthPolicy):
     Args:
         rate: How far past the expected acceptance to go; the paper's 1.3.
         minimum: Smallest window, in tokens with the anchor; 1 means plain decoding of that request in this round.
+        checkpoint: Go on from the length head of this drafter (a folder or Hub id; see `DFlash.checkpoint`).
     """
 
-    def __init__(self, rate: float = 1.3, minimum: int = 1) -> None:
+    def __init__(self, rate: float = 1.3, minimum: int = 1, checkpoint: str = "") -> None:
         super().__init__()
         if rate <= 0 or minimum < 1:
             raise UserError(f"AdaptiveLength: rate {rate} must be > 0 and minimum {minimum} at least 1")
-        self.rate, self.minimum = rate, minimum
+        self.rate, self.minimum, self.checkpoint = rate, minimum, checkpoint
         self.block_size = 0
 
     def build(self, hidden_size: int, block_size: int) -> None:
@@ -56,16 +57,38 @@ class AdaptiveLength(LengthPolicy):
             raise UserError(f"AdaptiveLength: minimum {self.minimum} is longer than the block of {block_size}")
         self.block_size = block_size
         self.head = ThresholdHead(hidden_size)
+        if self.checkpoint:
+            self._load()
+
+    def _load(self) -> None:
+        from adaflash.export.importer import read_head  # late: the exporter knows policies
+
+        try:
+            self.load_state_dict(read_head(self.checkpoint))
+        except RuntimeError as error:
+            raise UserError(
+                f"model.length.init_args.checkpoint: the head of {self.checkpoint} does not fit: {error}"
+            ) from error
 
     def choose(self, proposal: Proposal) -> Tensor:
         expected = self.head(proposal.hidden) * self.block_size
         window = (expected * self.rate).round().long().clamp(self.minimum, self.block_size)
         return torch.minimum(window - 1, proposal.limits)
 
-    def loss(self, hidden: Tensor, accepted: Tensor, labelled: Tensor) -> Tensor:
+    def forecast(self, proposal: Proposal) -> Tensor:
+        """The head expects sigma * block_size committed tokens, one of which is the target's own."""
+        accepted = self.head(proposal.hidden)[:, None] * self.block_size - 1
+        return F.pad(accepted, (0, self.block_size - 1), value=float("nan"))
+
+    def loss(self, outcome: Outcome) -> Tensor:
         """Squared error of sigma against (A + 1) / block_size, summed over labelled blocks."""
-        error = self.head(hidden) - (accepted + 1) / self.block_size
-        return (error.square() * labelled).sum()
+        return scalar_loss(self.head, outcome)
 
     def describe(self) -> str:
         return f"AdaptiveLength(rate={self.rate}, minimum={self.minimum})"
+
+
+def scalar_loss(head: ThresholdHead, outcome: Outcome) -> Tensor:
+    """The paper's loss: squared error of sigma against (A + 1) / block_size, summed over labelled blocks."""
+    error = head(outcome.hidden) - (outcome.accepted + 1) / outcome.hidden.shape[1]
+    return (error.square() * outcome.labelled).sum()

@@ -10,7 +10,10 @@ import torch
 from adaflash.blocks import build_blocks
 from adaflash.errors import UserError
 from adaflash.length.adaptive import AdaptiveLength, ThresholdHead
+from adaflash.length.base import Outcome
 from adaflash.types import BlockLog, Proposal, Trajectory
+
+NONE = torch.zeros(0, 0, dtype=torch.bool)  # these policies do not look at single candidates
 
 
 def silu(x: float) -> float:
@@ -86,16 +89,18 @@ def test_label_and_loss_by_hand() -> None:
     """(sigma - (A + 1) / 8)^2, summed over labelled blocks."""
     policy = saying(0.5)
     accepted = torch.tensor([0.0, 3.0, 7.0, 2.5])
-    loss = policy.loss(torch.randn(4, 8, 4), accepted, torch.tensor([True, True, True, False]))
+    loss = policy.loss(Outcome(torch.randn(4, 8, 4), accepted, torch.tensor([True, True, True, False]), NONE, NONE))
     assert float(loss) == pytest.approx((0.5 - 1 / 8) ** 2 + (0.5 - 4 / 8) ** 2 + (0.5 - 1) ** 2, abs=1e-6)
-    none = policy.loss(torch.randn(4, 8, 4), accepted, torch.zeros(4, dtype=torch.bool))
+    none = policy.loss(Outcome(torch.randn(4, 8, 4), accepted, torch.zeros(4, dtype=torch.bool), NONE, NONE))
     assert float(none) == 0.0
 
 
 def test_gradient_reaches_every_weight_of_the_head() -> None:
     policy = AdaptiveLength()
     policy.build(4, 8)
-    policy.loss(torch.randn(4, 8, 4), torch.arange(4.0), torch.ones(4, dtype=torch.bool)).backward()
+    policy.loss(
+        Outcome(torch.randn(4, 8, 4), torch.arange(4.0), torch.ones(4, dtype=torch.bool), NONE, NONE)
+    ).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.parameters())
 
 
@@ -108,7 +113,7 @@ def test_labels_near_the_end(finish: str, labelled: list[bool]) -> None:
     blocks = build_blocks([trajectory], [torch.tensor([12, 13, 18])], 8, 99)
     assert blocks.full.tolist() == labelled
     policy = saying(0.5)
-    loss = policy.loss(torch.randn(3, 8, 4), torch.tensor([7.0, 6.0, 1.0]), blocks.full)
+    loss = policy.loss(Outcome(torch.randn(3, 8, 4), torch.tensor([7.0, 6.0, 1.0]), blocks.full, NONE, NONE))
     errors = [(0.5 - (a + 1) / 8) ** 2 for a, counts in zip((7, 6, 1), labelled, strict=True) if counts]
     assert float(loss) == pytest.approx(sum(errors), abs=1e-6)
 

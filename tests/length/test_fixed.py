@@ -8,9 +8,11 @@ import torch
 
 from adaflash.decoding.engine import Engine
 from adaflash.errors import UserError
-from adaflash.length.base import LengthPolicy
+from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.length.fixed import FixedLength, FullBlock
 from adaflash.types import Proposal, Request
+
+NONE = torch.zeros(0, 0, dtype=torch.bool)  # these policies do not look at single candidates
 
 LIMITS = torch.tensor([0, 3, 7])
 PROPOSAL = Proposal(torch.zeros(3, 8, 4), LIMITS)
@@ -21,7 +23,9 @@ PROPOSAL = Proposal(torch.zeros(3, 8, 4), LIMITS)
 ])  # fmt: skip
 def test_lengths(policy: LengthPolicy, lengths: list[int]) -> None:
     assert policy.choose(PROPOSAL).tolist() == lengths
-    assert policy.loss(torch.zeros(3, 8, 4), torch.zeros(3), torch.ones(3, dtype=torch.bool)) is None
+    assert (
+        policy.loss(Outcome(torch.zeros(3, 8, 4), torch.zeros(3), torch.ones(3, dtype=torch.bool), NONE, NONE)) is None
+    )
     assert not [*policy.parameters()]
 
 
