@@ -75,14 +75,14 @@ def said(source: Source, to: To, folder: Path, dtype: str) -> str:
         f"{folder}: DFlash drafter for {target_name(source.target)}, written for {to}, read back and compared",
         f"  block of {drafter.block_size} (the anchor and {drafter.block_size - 1} candidates), {dtype}, {size}; "
         f"context layers {' '.join(map(str, drafter.context_layers))}; mask token {drafter.mask_id} ({drafter.mask_source})",
-        *(f"  note: {note}" for note in notes(source, to)),
+        *(f"  note: {note}" for note in notes(source, to, folder)),
         "serve it:",
         FORMATS[to].serve(folder.absolute(), target_name(source.target), drafter.block_size),
     ]
     return "\n".join(lines)
 
 
-def notes(source: Source, to: To) -> list[str]:
+def notes(source: Source, to: To, folder: Path) -> list[str]:
     """What a server will not do by itself."""
     found, family = [], source.target.config.model_type
     if to == "sglang" and head_tensors(source.length):
@@ -90,8 +90,8 @@ def notes(source: Source, to: To) -> list[str]:
             "the length head lies inside (thresh_head_two_model); sglang 0.5.23 ignores it, the AdaFlash authors' build "
             "uses it with --dflash-dynamic-verify-len and --max-running-requests above 48"
         )
-    elif source.length is not None and source.length.state_dict():
-        found.append(f"the length policy lies in {FOLDER}/; this server drafts full blocks and does not read it")
+    if (folder / FOLDER).is_dir():
+        found.append(f"the length policy lies in {FOLDER}/; this server does not read it and drafts full blocks")
     if to == "sglang" and family not in SGLANG_TARGETS:
         found.append(f"sglang 0.5.23 has no DFlash hook in its {family} model; it serves {', '.join(SGLANG_TARGETS)}")
     if scales_embedding(source.target):

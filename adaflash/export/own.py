@@ -15,12 +15,12 @@ from torch import Tensor
 from adaflash.drafters.dflash import DFlash
 from adaflash.errors import UserError
 from adaflash.export.formats import OWN, Format
-from adaflash.export.importer import read_for
-from adaflash.export.keys import HEAD, POLICY_HEAD, documented, drafter_keys, listed
-from adaflash.export.sidecar import read_sidecar, write_sidecar
+from adaflash.export.importer import head_state, read_for
+from adaflash.export.keys import HEAD, documented, drafter_keys, listed
+from adaflash.export.sidecar import write_sidecar
 from adaflash.export.spec import read_drafter
 from adaflash.export.weights import CONFIG, WEIGHTS, new_folder, write_json, write_tensors
-from adaflash.length.adaptive import AdaptiveLength
+from adaflash.length.adaptive import AdaptiveLength, ThresholdHead
 from adaflash.length.base import LengthPolicy
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def write_drafter(
     head = inside.get(f"{HEAD}out.weight")
     write_tensors(work / WEIGHTS, tensors)
     write_json(work / CONFIG, form.config(drafter, target, dtype, 0 if head is None else head.shape[1]))
-    if not inside:
+    if length is not None and len(inside) < len(length.state_dict()):  # more than what lies inside
         write_sidecar(work, length)
     written = documented(tensors)
     compare(drafter, target, work, written)
@@ -75,15 +75,7 @@ def load_drafter(folder: str | Path, target: HFTarget) -> tuple[DFlash, dict[str
     spec, tensors, rest = read_for(str(folder), target)
     drafter = DFlash(block_size=spec.block_size)
     drafter.adopt(spec, tensors, target)
-    return drafter.to(target.device).eval(), _head_state(rest, spec.folder)
-
-
-def _head_state(rest: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The paper's length head, from among the tensors or from the sidecar."""
-    inside = {POLICY_HEAD + name.removeprefix(HEAD): value for name, value in rest.items() if name.startswith(HEAD)}
-    kind, beside = read_sidecar(folder)
-    ours = beside if kind.endswith(f".{AdaptiveLength.__name__}") else {}
-    return {name: value.float() for name, value in (inside or ours).items()}
+    return drafter.to(target.device).eval(), head_state(rest, spec.folder)
 
 
 def load_length(state: dict[str, Tensor], target: HFTarget, block_size: int) -> AdaptiveLength:
@@ -105,10 +97,9 @@ def drafter_tensors(drafter: DFlash) -> dict[str, Tensor]:
 
 
 def head_tensors(length: LengthPolicy | None) -> dict[str, Tensor]:
-    """The paper's length head under its served name; {} for every other policy."""
-    if not isinstance(length, AdaptiveLength):
-        return {}
-    return {HEAD + name.removeprefix(POLICY_HEAD): value for name, value in length.state_dict().items()}
+    """The paper's length head under its served name, from a policy that has one as `head`; else {}."""
+    head = getattr(length, "head", None)
+    return {HEAD + name: value for name, value in head.state_dict().items()} if isinstance(head, ThresholdHead) else {}
 
 
 def cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:

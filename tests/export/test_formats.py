@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,31 @@ def test_families_a_server_cannot_lend_to_are_said(tmp_path: Path) -> None:
     export_drafter(source, "vllm", tmp_path / "b")
     rows = load_file(tmp_path / "b" / "model.safetensors")["embed_tokens.weight"].float()
     assert torch.allclose(rows, source.target.embed(torch.arange(tiny.VOCAB)), rtol=1e-2)
+
+
+def test_another_policy_goes_beside_and_lends_its_paper_head(tmp_path: Path) -> None:
+    """A survival head is a sidecar, never extra tensors; SGLang still gets the paper's head it was trained with."""
+
+    class Survival(AdaptiveLength):
+        def build(self, hidden_size: int, block_size: int) -> None:
+            super().build(hidden_size, block_size)
+            self.hazard = torch.nn.Linear(hidden_size, 1)
+
+    source = make_source(tiny.target())
+    policy = Survival()
+    policy.build(64, 8)
+    source = replace(source, length=policy)
+    for to, inside in (("sglang", 6), ("vllm", 0), ("hf", 0)):
+        export_drafter(source, to, tmp_path / to)  # type: ignore[arg-type]
+        names = set(load_file(tmp_path / to / "model.safetensors"))
+        assert sum(name.startswith("thresh_head_two_model.") for name in names) == inside
+        beside = load_file(tmp_path / to / "length_policy" / "model.safetensors")
+        assert set(load_drafter(tmp_path / to, source.target)[1]) == set(policy.state_dict()) - {
+            "hazard.weight",
+            "hazard.bias",
+        }
+        assert set(beside) == set(policy.state_dict()) and beside["hazard.weight"].dtype == torch.float32
+        assert "length_policy/; this server does not read it" in said(source, to, tmp_path / to, "bfloat16")  # type: ignore[arg-type]
 
 
 def test_manifest_and_probe(tmp_path: Path) -> None:
