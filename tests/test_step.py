@@ -502,3 +502,25 @@ def test_expected_acceptance_is_what_sampling_gives():
     survival = law.amax(-1).expand(len(labels), 3)
     found = expected_acceptance(drafted.expand_as(labels), survival, labels, everything)
     assert found.mean().item() == pytest.approx(truth, abs=4 * float(found.std()) / 200)
+
+
+@pytest.mark.parametrize("name", ["paper", "osd", "foreign"])
+def test_under_autocast_as_the_oracle(name):
+    case, terms = Case(torch.float32), MIXTURES[name]()
+    with torch.autocast("cpu", torch.bfloat16):
+        result, (loss, _) = case.run(terms, chunk=4), case.oracle(terms)
+    assert result.loss.dtype == torch.float32 and result.loss.item() == pytest.approx(loss.item(), rel=1e-2)
+    found, expected = case.gradient(result.loss), case.gradient(loss)
+    assert found.dtype == torch.float32 and (found - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+def test_memory_grows_with_the_chunk_not_with_the_blocks():
+    """What exists at one time: no tensor of the walk has more rows than a chunk, however many blocks there are."""
+    case = Case()
+    many = Blocks(**{f.name: getattr(case.blocks, f.name).repeat_interleave(20, 0) for f in dataclasses.fields(Blocks)})
+    hidden = case.hidden.detach().repeat_interleave(20, 0).requires_grad_()
+    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
+        DraftStep(paper(), ExponentialDecay(), 5)(hidden, many, case.teacher, case.offsets, case.head).loss.backward()
+    shapes = [tuple(shape) for event in profile.events() for shape in event.input_shapes]
+    wide = [shape[0] for shape in shapes if shape[1:] == (VOCABULARY,) and shape[0] != HIDDEN]  # but for the head's own
+    assert len(wide) > 100 and max(wide) == 5

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adaflash.losses.base import Evaluation, LossTerm
-from adaflash.losses.numerics import FLOOR, argmax_rows
+from adaflash.losses.numerics import argmax_rows, below_top
 from adaflash.losses.teach import Taught
 from adaflash.losses.terms import ForwardKL, ReverseKL, TeacherCrossEntropy, TokenCrossEntropy
 from adaflash.losses.workspace import Workspace
@@ -82,8 +82,7 @@ class Mixture:
         """Every term on a few rows that stay in the cache: [candidates, sum of exponentials, values ...]."""
         r, p, spare = self.work.tile(student)
         top, chosen = argmax_rows(student)
-        r.copy_(student).sub_(top[:, None]).clamp_(min=FLOOR)
-        total = torch.exp(r, out=p).sum(-1)
+        total = torch.exp(below_top(student, top, r), out=p).sum(-1)
         p.mul_(total.reciprocal()[:, None])
         columns, pull, steep = [chosen, total], torch.zeros_like(total), None
         targets = self._targets(token, taught)

@@ -53,6 +53,15 @@ def log_probs(logits: Tensor, what: str, temperature: float = 1.0) -> Tensor:
     return torch.log_softmax(scaled, -1).clamp(min=FLOOR)
 
 
+def below_top(logits: Tensor, top: Tensor, out: Tensor) -> Tensor:
+    """logits [M, V] less their largest value [M], into the fp32 (or fp64) buffer `out`, floored."""
+    if logits.dtype == out.dtype:
+        torch.sub(logits, top[:, None], out=out)
+    else:
+        out.copy_(logits).sub_(top[:, None])  # subtracting in half precision would round before it widens
+    return out.clamp_(min=FLOOR)
+
+
 def kl_entries(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(p || q) entry by entry in the non-negative form p (r + exp(-r) - 1), r = log p - log q; sums to the KL.
 

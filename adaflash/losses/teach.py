@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaflash.losses.numerics import FLOOR, NumericalError, argmax_rows, check_rows
+from adaflash.losses.numerics import NumericalError, argmax_rows, below_top, check_rows
 from adaflash.losses.workspace import Workspace
 
 Head = Callable[[Tensor], Tensor]
@@ -66,8 +66,7 @@ def teach(
 
 def _distribution(logits: Tensor, top: Tensor, log_q: Tensor, q: Tensor) -> Tensor:
     """Fill log_q and q; the sum before normalising, which is finite for any row that is a distribution."""
-    log_q.copy_(logits).sub_(top[:, None]).clamp_(min=FLOOR)
-    total = torch.exp(log_q, out=q).sum(-1)
+    total = torch.exp(below_top(logits, top, log_q), out=q).sum(-1)
     q.mul_(total.reciprocal()[:, None])
     log_q.sub_(total.log()[:, None])
     return total
