@@ -34,7 +34,8 @@ quickstart: setup ## fetch a small target, train a drafter, show tau and tokens/
 	$(BIN)/adaflash fit $(EXPERIMENT)
 	$(BIN)/adaflash validate $(EXPERIMENT) --ckpt_path $(CKPT)
 
-test: setup ## run the tests
+test: setup ## run the tests (fetches the real target first, if it is not there)
+	$(BIN)/adaflash fetch smollm2-135m
 	$(BIN)/python -m pytest
 
 lint: setup ## check style and format
