@@ -197,9 +197,8 @@ def expected_acceptance(candidates: Tensor, survival: Tensor, labels: Tensor, su
 
 
 def _reached(chosen: Tensor, labels: Tensor) -> Tensor:
-    """[N, K] bool: no known candidate before this one is wrong, so that acceptance may depend on it."""
-    wrong = ((chosen >= 0) & (chosen != labels)).long()
-    return wrong.cumsum(1) - wrong == 0
+    """[N, K] bool: no candidate known so far is wrong up to here, so that acceptance may depend on one unknown."""
+    return ((chosen >= 0) & (chosen != labels)).cumsum(1) == 0
 
 
 def _place(index: int, blocks: Blocks) -> str:

@@ -117,6 +117,7 @@ MIXTURES = {
         FunctionTerm(cubed, 0.1),
     ],
     "top-k": lambda: [ForwardKL(top_k=4, weight=0.5), *paper(top_k=3)],
+    "two of a kind": lambda: [*paper(), TokenCrossEntropy(name="a"), TokenCrossEntropy(0.5, "b"), ReverseKL("token")],
     "foreign": lambda: [FunctionTerm(cubed)],
 }
 

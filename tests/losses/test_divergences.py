@@ -133,6 +133,13 @@ def test_equal_and_nearly_equal_rows(function):
     assert (near > 0).all() and (near < 1e-5).all() and (exact.abs() < 1e-12).all()
 
 
+def test_acceptance_of_equal_rows_is_one_and_no_more():
+    torch.manual_seed(10)
+    student = torch.randn(200, 500)
+    value = d.negative_log_acceptance(student, student, TOKEN)
+    assert (value >= 0).all() and value.max() < 1e-5
+
+
 def test_small_reverse_kl_keeps_its_precision():
     """Where the naive p (log p - log q) loses everything: a divergence of 1e-7 nats out of entries of 0.1."""
     torch.manual_seed(3)
