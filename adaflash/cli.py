@@ -20,6 +20,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash generate ...      continue a prompt, text streamed out
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
   adaflash import ...        check somebody's drafter against a target, and write it as one of ours
+  adaflash doctor ...        find what would lower acceptance in silence
 
   -c, --config NAME          a file, or a shipped config such as experiment/adaflash; later ones win
   adaflash COMMAND --help    everything a command takes
@@ -78,6 +79,12 @@ def _generate(words: list[str]) -> int:
     return 0
 
 
+def _doctor(words: list[str]) -> int:
+    from adaflash.doctor.command import main as doctor
+
+    return doctor(words)
+
+
 def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
     """A command that is a function: its arguments are the options, what it returns (or 0) is the exit status."""
 
@@ -95,6 +102,7 @@ _LIGHT = {
     "generate": _generate,
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

@@ -9,10 +9,15 @@ from typing import Any
 import fitting
 import tiny
 import torch
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from adaflash.drafters.dflash import DFlash
 from adaflash.export.manifest import Origin
 from adaflash.export.source import Source
 from adaflash.length.adaptive import AdaptiveLength
+from adaflash.losses import ForwardKL
+from adaflash.module import AdaFlashModule
+from adaflash.rollouts.live import LiveRollout
 from adaflash.targets.hf import HFTarget
 
 TEMPLATE = (
@@ -21,12 +26,15 @@ TEMPLATE = (
 )
 
 
-def save_target(folder: Path, family: str = "qwen3") -> str:
+def save_target(folder: Path, family: str = "qwen3", stop_ids: tuple[int, ...] = (), **changes: Any) -> str:
     """A tiny random target with a tokenizer and a template that has a thinking switch; returns its path."""
     tokenizer = fitting.tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()  # else a text is one unknown word
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    tiny.model(family).save_pretrained(folder)
+    model = tiny.model(family, **changes)
+    model.generation_config.eos_token_id = list(stop_ids) or None
+    model.save_pretrained(folder)
     return str(folder)
 
 
@@ -52,3 +60,27 @@ def edit(folder: Path, **changes: Any) -> None:
         else:
             place[name] = value
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def save_run(folder: Path, target: str) -> AdaFlashModule:
+    """A checkpoint as `adaflash fit` writes it, without having fitted."""
+    settings = {"num_layers": 2, "block_size": 4, "mask_id": 96, "context_layers": [0, 2]}
+    model = {
+        "target": target,
+        "drafter": {"class_path": "adaflash.drafters.dflash.DFlash", "init_args": settings},
+        "length": {"class_path": "adaflash.length.adaptive.AdaptiveLength"},
+        "rollout": {"class_path": "adaflash.rollouts.live.LiveRollout"},
+        "losses": [{"class_path": "adaflash.losses.ForwardKL"}],
+    }
+    drafter = DFlash(**settings)  # type: ignore[arg-type]
+    module = AdaFlashModule(target, drafter, AdaptiveLength(), LiveRollout(), [ForwardKL()])
+    module.configure_model()
+    module.provenance = {
+        "config": json.dumps({"model": model, "data": {"template_kwargs": {"enable_thinking": False}}})
+    }
+    checkpoint: dict[str, Any] = {"state_dict": module.state_dict(), "global_step": 12}
+    checkpoint["callbacks"] = {"best": {"monitor": "val/tau", "best_model_score": torch.tensor(1.75)}}
+    module.on_save_checkpoint(checkpoint)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(checkpoint, folder / "last.ckpt")
+    return module

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from exporting import make_source, save_target
+from exporting import make_source, save_run, save_target
 from safetensors.torch import load_file
 
 from adaflash.cli import main
-from adaflash.drafters.dflash import DFlash
 from adaflash.errors import UserError
 from adaflash.export.command import export, export_drafter, said
 from adaflash.export.keys import drafter_keys
@@ -24,9 +23,6 @@ from adaflash.export.manifest import read_manifest
 from adaflash.export.own import load_drafter, rounded
 from adaflash.export.probe import block_states, read_probe
 from adaflash.length.adaptive import AdaptiveLength
-from adaflash.losses import ForwardKL
-from adaflash.module import AdaFlashModule
-from adaflash.rollouts.live import LiveRollout
 from adaflash.targets.hf import HFTarget
 
 PROMPT = (5, 9, 2, 40, 41, 7)
@@ -157,30 +153,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*words, "--force", "true", "--dtype", "float32"]) == 0
     with pytest.raises(UserError, match="add --target"):
         export(str(tmp_path / "ours"), "hf", str(tmp_path / "x"))
-
-
-def save_run(folder: Path, target: str) -> AdaFlashModule:
-    """A checkpoint as `adaflash fit` writes it, without having fitted."""
-    settings = {"num_layers": 2, "block_size": 4, "mask_id": 96, "context_layers": [0, 2]}
-    model = {
-        "target": target,
-        "drafter": {"class_path": "adaflash.drafters.dflash.DFlash", "init_args": settings},
-        "length": {"class_path": "adaflash.length.adaptive.AdaptiveLength"},
-        "rollout": {"class_path": "adaflash.rollouts.live.LiveRollout"},
-        "losses": [{"class_path": "adaflash.losses.ForwardKL"}],
-    }
-    drafter = DFlash(**settings)  # type: ignore[arg-type]
-    module = AdaFlashModule(target, drafter, AdaptiveLength(), LiveRollout(), [ForwardKL()])
-    module.configure_model()
-    module.provenance = {
-        "config": json.dumps({"model": model, "data": {"template_kwargs": {"enable_thinking": False}}})
-    }
-    checkpoint: dict[str, Any] = {"state_dict": module.state_dict(), "global_step": 12}
-    checkpoint["callbacks"] = {"best": {"monitor": "val/tau", "best_model_score": torch.tensor(1.75)}}
-    module.on_save_checkpoint(checkpoint)
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(checkpoint, folder / "last.ckpt")
-    return module
 
 
 def test_export_of_a_run(tmp_path: Path) -> None:
