@@ -18,6 +18,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash test ...          the same, reported as test
   adaflash predict ...       record the target's responses as JSONL
   adaflash generate ...      continue a prompt, text streamed out
+  adaflash cost ...          measure what rounds cost on this machine, and the tau that drafting needs to pay
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
   adaflash import ...        check somebody's drafter against a target, and write it as one of ours
   adaflash doctor ...        find what would lower acceptance in silence
@@ -100,6 +101,7 @@ def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
 _LIGHT = {
     "fetch": _fetch,
     "generate": _generate,
+    "cost": _function("cost", "adaflash.bench.cost_command", "cost"),
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),
     "doctor": _doctor,

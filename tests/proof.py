@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from length_costs import table
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import (
@@ -24,7 +25,9 @@ from adaflash.decoding.engine import Engine
 from adaflash.drafters.base import Drafter
 from adaflash.length.adaptive import AdaptiveLength
 from adaflash.length.base import LengthPolicy
+from adaflash.length.cost_aware import CostAware
 from adaflash.length.fixed import FixedLength, FullBlock
+from adaflash.length.survival import SurvivalLength
 from adaflash.types import KeyValues, Proposal, Request, Segments, Trajectory
 
 BLOCK = 8
@@ -111,9 +114,38 @@ def adaptive() -> LengthPolicy:
     return policy
 
 
+class MadeUpCost(CostAware):
+    """Survival + cost by a made-up table: its head is untrained, and it falls back and probes all the time."""
+
+    def __init__(self, fall_back: bool) -> None:
+        super().__init__(fall_back, probe_every=3)
+        self.build(HIDDEN, BLOCK)
+
+    def prepare(self, target: object, drafter: object) -> None:
+        self.use(table(BLOCK, lambda n: 1 + (n - 1) // 4, lambda load: 4.0))
+
+
+class Toggling(FullBlock):
+    """Drafts in some rounds only; context rows queue in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(5)
+
+    def drafts(self, load: int) -> bool:
+        return self.rng.random() < 0.4
+
+
+def survival() -> LengthPolicy:
+    policy = SurvivalLength(threshold=0.1)
+    policy.build(HIDDEN, BLOCK)
+    return policy
+
+
 POLICIES = {
     "full": FullBlock, "fixed": lambda: FixedLength(3), "zero": lambda: FixedLength(0), "random": RandomLength,
-    "adaptive": adaptive, "confident": Confident,
+    "adaptive": adaptive, "confident": Confident, "survival": survival, "cost": lambda: MadeUpCost(False),
+    "cost_or_plain": lambda: MadeUpCost(True), "toggling": Toggling,
 }  # fmt: skip
 
 

@@ -47,23 +47,17 @@ class SurvivalHead(nn.Module):
         return self.out(h).squeeze(-1)
 
 
-class SurvivalLength(LengthPolicy):
-    """Verify candidate k while its chance to survive, S_k, is at least `threshold`: right where each row costs the same.
-
-    Trains the paper's head beside it, so that an export for servers that know only that one always has it.
+class LearnsSurvival(LengthPolicy):
+    """A policy that learns S_k, and the paper's head beside it: servers that know only that one always get it.
 
     Args:
-        threshold: Smallest chance worth a row, in [0, 1].
         vocab_features: Also look at the drafter's largest probability, entropy and margin: better informed, but all K
             vocabulary rows are computed, and rejection sampling refuses it.
     """
 
-    def __init__(self, threshold: float = 0.3, vocab_features: bool = False) -> None:
+    def __init__(self, vocab_features: bool = False) -> None:
         super().__init__()
-        if not 0 <= threshold <= 1:
-            raise UserError(f"{type(self).__name__}: threshold is {threshold}; allowed are 0 .. 1")
-        self.threshold, self.vocab_features = threshold, vocab_features
-        self.needs_logits = vocab_features
+        self.vocab_features = self.needs_logits = vocab_features
 
     def build(self, hidden_size: int, block_size: int) -> None:
         if hasattr(self, "hazard"):
@@ -76,10 +70,8 @@ class SurvivalLength(LengthPolicy):
         features = _features(proposal.logits) if self.vocab_features and proposal.logits is not None else None
         return survival(self.hazard(proposal.hidden, features))
 
-    def choose(self, proposal: Proposal) -> Tensor:
-        return (self.survival(proposal) >= self.threshold).sum(-1).minimum(proposal.limits)
-
     def forecast(self, proposal: Proposal) -> Tensor:
+        """Expected acceptance is the sum of the S_k."""
         alive = self.survival(proposal)
         return torch.cat([alive.sum(1, keepdim=True), alive], 1)
 
@@ -93,9 +85,26 @@ class SurvivalLength(LengthPolicy):
         """A block that a length limit cut off still tells of the candidates before the cut."""
         return outcome.known.any(1)
 
+
+class SurvivalLength(LearnsSurvival):
+    """Verify candidate k while its chance to survive, S_k, is at least `threshold`: right where each row costs the same.
+
+    Args:
+        threshold: Smallest chance worth a row, in [0, 1].
+        vocab_features: See `LearnsSurvival`.
+    """
+
+    def __init__(self, threshold: float = 0.3, vocab_features: bool = False) -> None:
+        super().__init__(vocab_features)
+        if not 0 <= threshold <= 1:
+            raise UserError(f"SurvivalLength: threshold is {threshold}; allowed are 0 .. 1")
+        self.threshold = threshold
+
+    def choose(self, proposal: Proposal) -> Tensor:
+        return (self.survival(proposal) >= self.threshold).sum(-1).minimum(proposal.limits)
+
     def describe(self) -> str:
-        features = ", vocab_features" if self.vocab_features else ""
-        return f"SurvivalLength(threshold={self.threshold}{features})"
+        return f"SurvivalLength(threshold={self.threshold}{', vocab_features' if self.vocab_features else ''})"
 
 
 @torch.no_grad()
