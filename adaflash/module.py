@@ -183,10 +183,23 @@ class AdaFlashModule(L.LightningModule):
         drafter, head = [*self.drafter.parameters(), *self.losses.parameters()], list(self.length.parameters())
         divide_gradients(drafter, weight)
         divide_gradients(head, blocks)
-        norms = {"grad_norm/drafter": torch.nn.utils.clip_grad_norm_(drafter, self.clip)}
+        norms = {"grad_norm/drafter": self._clip(drafter, "drafter")}
         if head:
-            norms["grad_norm/length"] = torch.nn.utils.clip_grad_norm_(head, self.clip)
+            norms["grad_norm/length"] = self._clip(head, "length policy")
         self.log_dict({**norms, **_averages(sums, weight)}, batch_size=1)
+
+    def _clip(self, parameters: list[nn.Parameter], owner: str) -> Tensor:
+        """Clip in place; returns the norm before. Raises FloatingPointError before a weight or moment is touched.
+
+        The gradients are the same on every rank by now, so all ranks stop together.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+        if not bool(norm.isfinite()):
+            raise FloatingPointError(
+                f"update {self.global_step + 1}: the gradient of the {owner} is not finite (norm {float(norm)}); weights "
+                "and optimizer are unchanged. Go on from the last checkpoint with a lower learning rate, or look at the data"
+            )
+        return norm
 
     def configure_optimizers(self) -> Any:
         """AdamW over the drafter, trainable losses and the length policy; never the target.

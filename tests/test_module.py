@@ -368,3 +368,16 @@ def test_configure_model_is_idempotent_and_needs_no_trainer(target) -> None:
     module.configure_model()  # a second call loads nothing: the name "tiny" does not exist
     assert {name: id(p) for name, p in module.named_parameters()} == before
     assert module.target is target
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_a_weight_is_touched() -> None:
+    module = AdaFlashModule.__new__(AdaFlashModule)
+    torch.nn.Module.__init__(module)
+    module.clip, module._trainer, module._fabric = 1.0, None, None
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.tensor([1.0, float("inf"), 0.0])
+    with pytest.raises(FloatingPointError, match="gradient of the drafter is not finite"):
+        module._clip([weight], "drafter")
+    assert weight.tolist() == [1.0, 1.0, 1.0]
+    weight.grad = torch.tensor([3.0, 4.0, 0.0])
+    assert float(module._clip([weight], "drafter")) == 5.0 and weight.grad.norm() <= 1.0
