@@ -21,7 +21,7 @@ from adaflash.rollouts.buffer import RolloutBuffer
 from adaflash.step import DraftStep, StepResult
 from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Blocks, Prompt, PromptBatch, Request, Segments, Trajectory
-from adaflash.window import Window, divide_gradients
+from adaflash.window import Window, averages, divide_gradients
 
 
 class AdaFlashModule(L.LightningModule):
@@ -186,7 +186,7 @@ class AdaFlashModule(L.LightningModule):
         norms = {"grad_norm/drafter": self._clip(drafter, "drafter")}
         if head:
             norms["grad_norm/length"] = self._clip(head, "length policy")
-        self.log_dict({**norms, **_averages(sums, weight)}, batch_size=1)
+        self.log_dict({**norms, **averages(sums, weight)}, batch_size=1)
 
     def _clip(self, parameters: list[nn.Parameter], owner: str) -> Tensor:
         """Clip in place; returns the norm before. Raises FloatingPointError before a weight or moment is touched.
@@ -237,7 +237,7 @@ class AdaFlashModule(L.LightningModule):
 
         Plain mappings, because Lightning does not move frozen dataclasses.
         """
-        return [_row(each) for each in self.engine().generate([self._request(prompt) for prompt in batch])]
+        return [each.row() for each in self.engine().generate([self._request(prompt) for prompt in batch])]
 
     def _request(self, prompt: Prompt) -> Request:
         return Request(prompt.tokens, self.max_new_tokens, prompt.id, prompt.domain)
@@ -289,23 +289,3 @@ def _or_zero(loss: Tensor | None) -> Tensor | float:
 def _states(states: Tensor | None, count: int) -> Tensor:
     assert states is not None and len(states) >= count, "a trajectory to learn from must carry its states"
     return states[:count]
-
-
-def _averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
-    """Window averages for the log: every term by name, the share of agreeing candidates, shares of clipping."""
-    terms = {name: value / weight for name, value in sums.items() if name.startswith("loss/") and weight > 0}
-    shares = {name: value[0] / value[1] for name, value in sums.items() if name.startswith("share/") and value[1] > 0}
-    rows = sums.get("rows")
-    agree = {"train/agreement": sums["agree"] / rows} if rows is not None and rows > 0 else {}
-    return {**terms, **shares, **agree}
-
-
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "id": trajectory.id,
-        "domain": trajectory.domain,
-        "prompt_ids": trajectory.tokens[: trajectory.prompt_length],
-        "response_ids": trajectory.response,
-        "finish_reason": trajectory.finish,
-        "error": trajectory.error,
-    }

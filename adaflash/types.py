@@ -136,6 +136,17 @@ class Trajectory:
         """Response token ids [E - P]."""
         return self.tokens[self.prompt_length :]
 
+    def row(self) -> dict[str, str | Tensor]:
+        """The row of a rollout file, token ids as tensors."""
+        return {
+            "id": self.id,
+            "domain": self.domain,
+            "prompt_ids": self.tokens[: self.prompt_length],
+            "response_ids": self.response,
+            "finish_reason": self.finish,
+            "error": self.error,
+        }
+
 
 @dataclass(frozen=True)
 class Blocks:

@@ -43,3 +43,12 @@ def divide_gradients(parameters: Iterable[nn.Parameter], by: float) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients and by > 0:
         torch._foreach_div_(gradients, by)
+
+
+def averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
+    """Window averages for the log: every term by name, the share of agreeing candidates, shares of clipping."""
+    terms = {name: value / weight for name, value in sums.items() if name.startswith("loss/") and weight > 0}
+    shares = {name: value[0] / value[1] for name, value in sums.items() if name.startswith("share/") and value[1] > 0}
+    rows = sums.get("rows")
+    agree = {"train/agreement": sums["agree"] / rows} if rows is not None and rows > 0 else {}
+    return {**terms, **shares, **agree}
