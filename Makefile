@@ -36,7 +36,7 @@ quickstart: setup ## fetch a small target, train a drafter, show tau and tokens/
 
 test: setup ## run the tests (fetches the real target first, if it is not there)
 	$(BIN)/adaflash fetch smollm2-135m
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile # one thread each: tests/conftest.py
 
 lint: setup ## check style and format
 	$(BIN)/ruff check .
