@@ -62,18 +62,23 @@ def edit(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def save_run(folder: Path, target: str) -> AdaFlashModule:
+def save_run(
+    folder: Path, target: str, drafter: DFlash | None = None, length: AdaptiveLength | None = None
+) -> AdaFlashModule:
     """A checkpoint as `adaflash fit` writes it, without having fitted."""
-    settings = {"num_layers": 2, "block_size": 4, "mask_id": 96, "context_layers": [0, 2]}
+    settings: dict[str, Any] = {"num_layers": 2, "block_size": 4, "mask_id": 96, "context_layers": [0, 2]}
+    if drafter is not None:
+        settings = {"block_size": drafter.block_size, "checkpoint": drafter.checkpoint}
+    head = {} if length is None else {"checkpoint": length.checkpoint}
     model = {
         "target": target,
         "drafter": {"class_path": "adaflash.drafters.dflash.DFlash", "init_args": settings},
-        "length": {"class_path": "adaflash.length.adaptive.AdaptiveLength"},
+        "length": {"class_path": "adaflash.length.adaptive.AdaptiveLength", "init_args": head},
         "rollout": {"class_path": "adaflash.rollouts.live.LiveRollout"},
         "losses": [{"class_path": "adaflash.losses.ForwardKL"}],
     }
-    drafter = DFlash(**settings)  # type: ignore[arg-type]
-    module = AdaFlashModule(target, drafter, AdaptiveLength(), LiveRollout(), [ForwardKL()])
+    parts = drafter or DFlash(**settings), length or AdaptiveLength(), LiveRollout(), [ForwardKL()]
+    module = AdaFlashModule(target, *parts)
     module.configure_model()
     module.provenance = {
         "config": json.dumps({"model": model, "data": {"template_kwargs": {"enable_thinking": False}}})
