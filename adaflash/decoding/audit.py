@@ -42,7 +42,7 @@ class Audit:
 def audit(half: HFTarget, full: HFTarget, tokens: Tensor, prompt_length: int, rng: random.Random, into: Audit) -> None:
     """Add one plain text [E] of `half`, with prompt, to an audit; `full` is the same model in fp32."""
     exact = torch.cat(list(blocks(full, tokens, [len(tokens)])))
-    widths = []
+    widths: list[int] = []
     while sum(widths) < len(tokens) - prompt_length:
         widths.append(rng.randint(1, 16))
     read = torch.cat(list(blocks(half, tokens, [prompt_length, *widths])))

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from proof import POLICIES, Pair, Scripted, sampled
+from proof import BLOCK, POLICIES, Pair, Scripted, sampled
 
 from adaflash.decoding import engine as engine_module
 from adaflash.decoding.engine import Engine
 from adaflash.decoding.session import Session
+from adaflash.length.fixed import FullBlock
 from adaflash.types import Request
 
 LONG = 20
@@ -72,9 +73,11 @@ def an_engine(rng: random.Random) -> tuple[Engine, list[Known]]:
     elif drafter == "scripted":
         drafter = Scripted(its.oracle, {k.request.prompt: list(k.text) for k in known}, rng.random())
         drafter.strict = False  # it knows one text a prompt; the others are drafted badly
-    names = [name for name in POLICIES if name != "adaptive" or (drafter and drafter.block_size == 8)]
+    policy = POLICIES[rng.choice(list(POLICIES))]()
+    if drafter and drafter.block_size != BLOCK and any(True for _ in policy.parameters()):
+        policy = FullBlock()  # a head is made for one size of block
     return Engine(
-        its.target, drafter, POLICIES[rng.choice(names)](), lanes=rng.randint(1, 6),
+        its.target, drafter, policy, lanes=rng.randint(1, 6),
         layout=rng.choice(["auto", "packed", "padded"]), all_candidates=rng.random() < 0.3,
         keep_states=rng.random() < 0.3,
     ), known  # fmt: skip
