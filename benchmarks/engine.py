@@ -9,7 +9,7 @@
     with the same drafter and blocks (an untrained drafter: speeds of rounds, not of acceptance, are compared);
 (c) the time of a round by part, and the share that is neither target nor drafter (host).
 
-Ways are interleaved A B B A (the large groups of --quick: A B); a ratio is that of the sums of each way's best times a
+Ways are interleaved A B B A (--quick: the loop once, A B); a ratio is that of the sums of each way's best times a
 group. Every way's tokens are compared with the first one's: a speed that changes the text is no speed.
 """
 
@@ -150,7 +150,7 @@ class Bench:
             way.decode(short)
         for _ in range(self.rounds):
             for number, group in enumerate(groups):
-                turns = (ours, rival, rival, ours) if self.rounds > 1 or len(group) == 1 else (ours, rival)
+                turns = (ours, rival, rival, ours) if self.rounds > 1 or rival.name == "generate" else (ours, rival)
                 texts = [_timed(way, number, group) for way in turns]
                 rival.differing += sum(a != b for a, b in zip(texts[0], texts[1], strict=True))
         ratio = ours.speed() / rival.speed()
