@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from adaflash.targets.hf import HFTarget
 
 FILE = "probe.npz"
+_ARRAYS = ("tokens", "context", "candidates", "margins")
 PROMPTS = (
     "What is 17 times 24? Answer with the steps, one a line.",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -38,6 +39,7 @@ class Probe:
     context: Tensor  # [S, C] context rows before the anchor
     candidates: Tensor  # [K] int64
     margins: Tensor  # [K] logit of the candidate minus that of the second best
+    dtype: str = "float32"  # number format of the target when the probe was made
 
 
 def make_probe(drafter: DFlash, target: HFTarget) -> list[Probe]:
@@ -96,13 +98,14 @@ def candidates_after(drafter: DFlash, target: HFTarget, anchor: int, context: Te
 def _probe(drafter: DFlash, target: HFTarget, prompt: tuple[int, ...]) -> Probe:
     anchor, context = read_prompt(drafter.context_layers, target, prompt)
     candidates, margins = candidates_after(drafter, target, anchor, context)
-    return Probe(torch.tensor([*prompt, anchor]), context.float().cpu(), candidates, margins)
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Probe(torch.tensor([*prompt, anchor]), context.float().cpu(), candidates, margins, dtype)
 
 
 def save_probe(folder: Path, probes: list[Probe]) -> None:
     """Plain arrays, named field_number."""
-    names = ("tokens", "context", "candidates", "margins")
-    arrays = {f"{name}_{i}": getattr(each, name).numpy() for i, each in enumerate(probes) for name in names}
+    arrays = {f"{name}_{i}": getattr(each, name).numpy() for i, each in enumerate(probes) for name in _ARRAYS}
+    arrays |= {f"dtype_{i}": np.array(each.dtype) for i, each in enumerate(probes)}
     with (folder / FILE).open("wb") as file:
         np.savez(file, **arrays)
 
@@ -113,5 +116,9 @@ def read_probe(folder: Path) -> list[Probe]:
         return []
     with np.load(folder / FILE, allow_pickle=False) as arrays:
         count = sum(name.startswith("tokens_") for name in arrays.files)
-        names = ("tokens", "context", "candidates", "margins")
-        return [Probe(*(torch.from_numpy(arrays[f"{name}_{i}"]) for name in names)) for i in range(count)]
+        return [
+            Probe(
+                **{name: torch.from_numpy(arrays[f"{name}_{i}"]) for name in _ARRAYS}, dtype=str(arrays[f"dtype_{i}"])
+            )
+            for i in range(count)
+        ]

@@ -129,7 +129,9 @@ def test_manifest_and_probe(tmp_path: Path) -> None:
     assert len(manifest["template"]["sha256"]) == 64
     assert manifest["length_policy"]["class_path"] == "adaflash.length.adaptive.AdaptiveLength"
     with np.load(tmp_path / "out" / "probe.npz", allow_pickle=False) as arrays:  # readable without adaflash
-        assert set(arrays.files) == {f"{n}_{i}" for n in ("tokens", "context", "candidates", "margins") for i in (0, 1)}
+        assert set(arrays.files) == {
+            f"{n}_{i}" for n in ("tokens", "context", "candidates", "margins", "dtype") for i in (0, 1)
+        }
     for probe in read_probe(tmp_path / "out"):
         context, states = block_states(source.drafter, target, tuple(probe.tokens[:-1].tolist()))
         assert torch.equal(context, probe.context) and bool((probe.margins >= 0).all())
