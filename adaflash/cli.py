@@ -9,6 +9,7 @@ from importlib import import_module
 
 from adaflash.configuration import expand, nearest
 from adaflash.errors import UserError
+from adaflash.flags import bare_switches
 
 HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding, and measure what it gains.
 
@@ -93,7 +94,8 @@ def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
         from jsonargparse import auto_cli
 
         function = getattr(import_module(module), name)
-        return int(auto_cli(function, args=words, as_positional=False, prog=f"adaflash {prog}") or 0)
+        given = bare_switches(function, words)
+        return int(auto_cli(function, args=given, as_positional=False, prog=f"adaflash {prog}") or 0)
 
     return command
 

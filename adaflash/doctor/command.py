@@ -15,6 +15,7 @@ from adaflash.doctor import target as target_checks
 from adaflash.doctor.patient import Patient, add_drafter, from_run, load_target
 from adaflash.doctor.report import Check, as_json, exit_status, run_checks
 from adaflash.errors import UserError
+from adaflash.flags import bare_switches
 
 Group = tuple[str, Callable[[], Iterable[Check]]]
 
@@ -32,12 +33,11 @@ def main(words: Sequence[str]) -> int:
             files.append(next(expanded, ""))
         elif word.startswith("--config="):
             files.append(word.removeprefix("--config="))
-        elif word == "--json":
-            rest.append("--json=true")
         else:
             rest.append(word)
     given = [f"--data={json.dumps(files)}"] if files else []
-    return int(auto_cli(doctor, args=[*rest, *given], as_positional=False, prog="adaflash doctor"))
+    given = [*bare_switches(doctor, rest), *given]
+    return int(auto_cli(doctor, args=given, as_positional=False, prog="adaflash doctor"))
 
 
 def doctor(

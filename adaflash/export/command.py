@@ -36,7 +36,7 @@ def export(
     """
     folder = Path(output).expanduser()
     if folder.exists() and not force:  # before anything is loaded
-        raise UserError(f"--output {folder} exists; give another folder, or --force true to replace it")
+        raise UserError(f"--output {folder} exists; give another folder, or --force to replace it")
     source = open_source(checkpoint, target)
     export_drafter(source, to, folder, dtype, force)
     print(said(source, to, folder, dtype))

@@ -57,6 +57,10 @@ def _from_run(path: Path, target: str) -> Source:
 def _from_folder(name: str, target: str, dtype: str) -> Source:
     from adaflash.targets.hf import HFTarget, TargetOptions
 
+    if not Path(name).expanduser().exists() and name.count("/") != 1:
+        raise UserError(
+            f"--checkpoint {name}: no such file or folder. Give a .ckpt, a run folder, or a drafter's folder"
+        )
     if not target:
         raise UserError(f"{name} is a drafter without its target: add --target NAME (the model it was trained for)")
     loaded = HFTarget.load(target, TargetOptions(dtype=dtype))  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ def new_folder(folder: Path, force: bool) -> Iterator[Path]:
         UserError: the name is taken and `force` was not asked for.
     """
     if folder.exists() and not force:
-        raise UserError(f"{folder} exists; nothing was written. Give another --output, or --force true to replace it")
+        raise UserError(f"{folder} exists; nothing was written. Give another --output, or --force to replace it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

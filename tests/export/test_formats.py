@@ -152,7 +152,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert read_manifest(tmp_path / "ours")["training"]["best_val_tau"] == 2.5  # kept from the first export
     assert main(words) == 2
     assert "exists" in capsys.readouterr().err
-    assert main([*words, "--force", "true", "--dtype", "float32"]) == 0
+    assert main([*words, "--force", "--dtype", "float32"]) == 0
+    assert main([*words, "--dtype", "float32", "--force"]) == 0
+    with pytest.raises(UserError, match="no such file or folder"):
+        export(str(tmp_path / "nowhere"), "hf", str(tmp_path / "x"))
     with pytest.raises(UserError, match="add --target"):
         export(str(tmp_path / "ours"), "hf", str(tmp_path / "x"))
 
