@@ -106,11 +106,11 @@ class CostAware(LearnsSurvival):
         seconds = self.costs.draft_seconds(done.drafted, done.context)
         seconds += self.costs.seconds(done.rows, done.load, done.context)
         plain = done.load / self.costs.seconds(done.load, done.load, done.context)
-        self._ledger.drafted(done.load, done.drafted, done.committed, seconds, seconds * plain)
+        self._ledger.drafted(done.load, done.committed, seconds, seconds * plain)
         self._learnt_with = self.costs.digest
 
     def get_extra_state(self) -> Tensor:
-        """Lambda, gains and fall-back by load, and which table their seconds came from: float64 [7, BUCKETS]."""
+        """Lambda, gains and fall-back by load, and which table their seconds came from: float64 [8, BUCKETS]."""
         mark = torch.zeros(1, self._ledger.off.numel(), dtype=torch.float64)
         mark[0, 0] = self._learnt_with  # 48 bits: exact in float64
         return torch.cat([self._ledger.state(), mark])

@@ -140,7 +140,7 @@ def played(made: CostAware, rounds: int, committed: Callable[[int], int], load: 
 
 def test_a_drafter_that_is_never_right_is_dropped_at_once_and_probed_one_round_in_64() -> None:
     made = policy(table(B, lambda n: 0.5 + 0.5 * n), hazard=0.9)
-    assert played(made, 16, lambda i: 1) <= 4
+    assert played(made, 16, lambda i: 1) <= 5
     assert played(made, 640, lambda i: 1) == 10
     assert not made.drafts(4) and made.drafts(1) and made.drafts(8)  # every load has its own books
     assert not made.drafts(3)  # 3 and 4 share them
@@ -149,7 +149,7 @@ def test_a_drafter_that_is_never_right_is_dropped_at_once_and_probed_one_round_i
 def test_a_drafter_that_pays_is_never_dropped_and_one_that_gets_better_is_taken_up_again() -> None:
     made = policy(table(B, lambda n: 5 + 0.1 * n), hazard=0.9)
     assert played(made, 200, lambda i: 3) == 200
-    assert played(made, 400, lambda i: 1) < 300  # the traffic has changed
+    assert played(made, 800, lambda i: 1) < 400  # the traffic has changed
     assert not made.drafts(4)
     played(made, 64 * 12, lambda i: 5)
     assert played(made, 50, lambda i: 5) == 50
@@ -157,17 +157,33 @@ def test_a_drafter_that_pays_is_never_dropped_and_one_that_gets_better_is_taken_
 
 def test_hysteresis() -> None:
     ledger = Ledger(probe_every=4, hysteresis=1.05)
-    ledger.drafted(1, 100, 90, 1.0, 100.0)
-    assert ledger.gain(1) == 0.9 and not ledger.wants_draft(1)
+    for _ in range(30):
+        ledger.drafted(1, 9, 1.0, 10.0)
+    assert ledger.gain(1) == pytest.approx(0.9) and not ledger.wants_draft(1)
     ledger.stepped(1)
     ledger.stepped(1)
     assert not ledger.wants_draft(1)
     ledger.stepped(1)
     assert ledger.wants_draft(1)  # a probe
-    ledger.drafted(1, 1000, 1030, 1.0, 1000.0)
+    ledger.drafted(1, 1030, 1.0, 1000.0)
     assert ledger.gain(1) > 1 and not ledger.wants_draft(1)  # better than plain, but not by enough
-    ledger.drafted(1, 1000, 1200, 1.0, 1000.0)
+    ledger.drafted(1, 1200, 1.0, 1000.0)
     assert ledger.wants_draft(1)
+
+
+def test_drafting_is_not_given_up_for_a_few_unlucky_rounds() -> None:
+    """A gain of 1.1 whose rounds bring 0 to 7 candidates: seldom given up; one of 0.9 nearly always."""
+    rng, dropped = random.Random(0), {1.1: 0, 0.9: 0}
+    for mean in dropped:
+        for _ in range(40):
+            ledger = Ledger(probe_every=64, hysteresis=1.05)
+            for _ in range(300):
+                accepted = next((k for k in range(7) if rng.random() > 0.75), 7)
+                ledger.drafted(1, 1 + accepted, 1.0, 3.6 / mean)  # 1 + 0.75 + 0.75^2 + ... = 3.6
+                if not ledger.wants_draft(1):
+                    dropped[mean] += 1
+                    break
+    assert dropped[1.1] <= 10 and dropped[0.9] >= 36
 
 
 def test_buckets() -> None:
