@@ -21,7 +21,7 @@ def folder_target(tmp_path: Path) -> HFTarget:
 
 @pytest.fixture(scope="session")
 def speculators() -> str:
-    """Python of an environment with vLLM's `speculators`, made at the first use (minutes, about 2 GB)."""
+    """Python of an environment with vLLM's `speculators`, made at the first use (about ten minutes, 2.6 GB)."""
     peers = os.environ.get("ADAFLASH_PEERS", "")
     if not peers:
         pytest.skip("set ADAFLASH_PEERS=FOLDER to let `speculators` read our export (it gets an environment there)")
