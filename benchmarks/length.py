@@ -11,7 +11,7 @@ The heads learn first, alone, on rollouts of the frozen drafter over training pr
 counts x cost table on prompts that are not reported. Then all ways take turns, forwards and backwards, group by group; a
 ratio is that of the sums of each group's median decoding seconds (texts are the same, and compared), its interval a
 bootstrap over groups, and `noise` what the first and the last plain runs differ by. `modelled` ratios are counts x cost
-table: free of the machine's noise, and of its host time.
+table: free of the machine's noise, and of its host time; `drift` is how much more the clock shows than the table says.
 """
 
 from __future__ import annotations
@@ -209,6 +209,7 @@ class Bench:
                 "vs_plain": plain.modelled / on.modelled,
                 "best_fixed_vs_plain": plain.modelled / fixed.modelled,
             },
+            "drift": cost.seconds(range(len(cost.runs))) / cost.modelled,
             "plain_share": rows["cost_or_plain"]["plain_share"], "noise": noise, "differing": differing,
             "break_even_tau": self.costs.break_even(best, load, 128),
         }  # fmt: skip
