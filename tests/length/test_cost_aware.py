@@ -7,8 +7,11 @@ import random
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import fitting
+import lightning as L
 import pytest
 import tiny
 import torch
@@ -21,6 +24,8 @@ from adaflash.length.cost_aware import CostAware
 from adaflash.length.cost_table import CostTable, find, fingerprint, place, rising
 from adaflash.length.ledger import BUCKETS, Ledger, bucket
 from adaflash.length.scan import best_lengths
+from adaflash.module import AdaFlashModule
+from adaflash.rollouts.live import LiveRollout
 from adaflash.types import Proposal, Request
 
 B = 8
@@ -271,3 +276,31 @@ def test_rising() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(UserError, match="probe_every"):
         CostAware(probe_every=1)
+
+
+def test_it_trains_plays_its_own_rollouts_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a table a run ends at its first rollout, and says what to do; with one, 2 + 4 steps are 6 steps."""
+    monkeypatch.setenv("ADAFLASH_CACHE", str(tmp_path))
+
+    def new() -> AdaFlashModule:
+        return fitting.module(
+            tiny.target(), length=CostAware(probe_every=4), rollout=LiveRollout(12, lanes=4, warm_updates=0)
+        )
+
+    def fit(module: AdaFlashModule, steps: int, path: Path | None = None) -> L.Trainer:
+        data = fitting.data(tmp_path, tiny.prompts(12))
+        trainer = fitting.trainer(tmp_path, steps)
+        trainer.fit(module, datamodule=data, ckpt_path=path)
+        return trainer
+
+    with pytest.raises(UserError, match="adaflash cost"):
+        fit(new(), 1)
+    whole, first, second = new(), new(), new()
+    mine = fingerprint(whole.target, whole.drafter)
+    replace(table(8, lambda n: 0.5 + 0.5 * n), fingerprint=mine).save(place(mine))
+    fit(whole, 6)
+    fit(first, 2).save_checkpoint(tmp_path / "two.ckpt")
+    fit(second, 6, tmp_path / "two.ckpt")
+    assert whole.length.ledger.rounds.sum() > 0
+    for name, tensor in fitting.weights(whole).items():
+        assert torch.equal(tensor, fitting.weights(second)[name]), name
