@@ -1,4 +1,5 @@
-"""Where the time of one update goes on a real target, and what importance-sampled slots add to the gradient's noise.
+"""Where the time of one update goes on a real target (the length policy, some milliseconds, left out), and what
+importance-sampled slots add to the gradient's noise.
 
     python benchmarks/profile_step.py --rollouts rollouts.jsonl   # rows of `adaflash predict`: prompt_ids, response_ids
 
@@ -63,15 +64,15 @@ def prompts(path: Path, count: int) -> list[Prompt]:
 def update(module: AdaFlashModule, trajectories: list[Trajectory], visit: int, clock: Clock) -> None:
     """One forward and backward of a micro-batch; gradients are left in the drafter."""
     with clock("blocks"):
-        blocks, context, segments = module._blocks(trajectories, PromptBatch((), rollout_id=0, visit=visit, visits=8, rows=4, cursor=0))
+        blocks, context, segments = module._blocks(
+            trajectories, PromptBatch((), rollout_id=0, visit=visit, visits=8, rows=4, cursor=0)
+        )
     with clock("drafter forward"):
         hidden = module._draft(blocks, context, segments)
     with clock("vocabulary"):
         result = module._terms(hidden, blocks, trajectories)
-    with clock("length policy"):
-        loss = result.loss + module._length_loss(hidden, blocks, result)
     with clock("drafter backward"):
-        loss.backward()
+        result.loss.backward()
     for parameter in module.drafter.parameters():
         if parameter.grad is not None:
             parameter.grad /= float(result.weight)
@@ -137,9 +138,15 @@ def main() -> None:
         module.step = exact
         return gradient(module, trajectories[:4], index + 1)
 
-    for name, draw in (("sampled slots", of_slots), ("choice of anchors", of_anchors)):
-        spread, bias = noise(draw, options.draws)
-        print(f"gradient noise of {name}: variance / |g|^2 = {spread:.4f}, bias / |g| = {bias:.4f}")
+    def of_trajectories(index: int) -> Tensor:
+        module.step = exact
+        return gradient(module, trajectories[4 * (index % 4) :][:4], 0)
+
+    spread, bias = noise(of_slots, options.draws)
+    print(f"gradient noise of sampled slots: variance / |g|^2 = {spread:.4f}, bias / |g| = {bias:.4f}")
+    for name, draw, count in (("other anchors", of_anchors, options.draws), ("other trajectories", of_trajectories, 4)):
+        spread, _ = noise(draw, count)
+        print(f"beside that of {name}: variance / |g|^2 = {spread:.4f}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaflash.blocks import agreeing_prefix
 from adaflash.losses import (
@@ -342,16 +344,43 @@ def test_closed_forms_equal_autograd(name):
     assert torch.equal(fast.candidates, slow.candidates)
 
 
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("name", ["paper", "token", "osd", "all"])
-def test_a_vocabulary_of_many_blocks_in_many_tiles(name, monkeypatch):
-    """700 entries are two blocks of the fast argmax and a rest; tiles of two rows."""
-    monkeypatch.setattr("adaflash.losses.workspace.TILE", 1400 // torch.get_num_threads())
+def test_a_vocabulary_of_many_blocks_in_many_tiles(name, threads, monkeypatch):
+    """700 entries are two blocks of the fast argmax and a rest; tiles of two rows, shared between threads."""
+    monkeypatch.setattr("adaflash.losses.workspace.TILE", 1400)
     case = Case(vocabulary=700)
     result, (loss, _) = case.run(MIXTURES[name](), chunk=7), case.oracle(MIXTURES[name]())
     assert torch.allclose(result.loss, loss, rtol=1e-12)
     assert torch.allclose(case.gradient(result.loss), case.gradient(loss), atol=1e-12)
     expected = torch.where(case.blocks.supervised, (case.hidden[:, 1:] @ case.matrix.T).argmax(-1), -1)
     assert torch.equal(result.candidates, expected)
+    assert torch.get_num_threads() == threads and inherited_threads() == threads
+
+
+def inherited_threads():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+def test_an_error_in_a_worker_reaches_the_caller(threads, monkeypatch):
+    monkeypatch.setattr("adaflash.losses.workspace.TILE", 2 * VOCABULARY)
+    case = Case()
+    with torch.no_grad():
+        case.hidden[2, 3] = float("nan")
+    with pytest.raises(NumericalError, match="anchor 7, candidate 3"):
+        case.run(paper())
+    monkeypatch.setattr("adaflash.losses.closed_form.argmax_rows", None)
+    with pytest.raises(TypeError, match="not callable"):
+        Case().run(paper())
+    assert torch.get_num_threads() == threads and inherited_threads() == threads
 
 
 @pytest.mark.parametrize("name", ["paper", "token", "none", "dflash", "osd"])
@@ -515,13 +544,25 @@ def test_under_autocast_as_the_oracle(name):
     assert found.dtype == torch.float32 and (found - expected).abs().max() < 2e-2 * expected.abs().max()
 
 
-def test_memory_grows_with_the_chunk_not_with_the_blocks():
-    """What exists at one time: no tensor of the walk has more rows than a chunk, however many blocks there are."""
+class Widest(TorchDispatchMode):
+    """Most rows of any tensor [., V] that an operation makes."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dim() == 2 and out.shape[1] == VOCABULARY and len(out) != HIDDEN:
+            self.rows = max(self.rows, len(out))  # the head's own matrix is [H, V]
+        return out
+
+
+@pytest.mark.parametrize("terms", [paper(), [JensenShannon(), FunctionTerm(cubed)]])
+def test_memory_grows_with_the_chunk_not_with_the_blocks(terms):
     case = Case()
-    many = Blocks(**{f.name: getattr(case.blocks, f.name).repeat_interleave(20, 0) for f in dataclasses.fields(Blocks)})
-    hidden = case.hidden.detach().repeat_interleave(20, 0).requires_grad_()
-    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
-        DraftStep(paper(), ExponentialDecay(), 5)(hidden, many, case.teacher, case.offsets, case.head).loss.backward()
-    shapes = [tuple(shape) for event in profile.events() for shape in event.input_shapes]
-    wide = [shape[0] for shape in shapes if shape[1:] == (VOCABULARY,) and shape[0] != HIDDEN]  # but for the head's own
-    assert len(wide) > 100 and max(wide) == 5
+    many = Blocks(**{f.name: getattr(case.blocks, f.name).repeat_interleave(4, 0) for f in dataclasses.fields(Blocks)})
+    hidden = case.hidden.detach().repeat_interleave(4, 0).requires_grad_()
+    for chunk in (5, 20):
+        with Widest() as widest:
+            step = DraftStep(terms, ExponentialDecay(), chunk)
+            step(hidden, many, case.teacher, case.offsets, case.head).loss.backward()
+        assert chunk - 2 <= widest.rows <= chunk

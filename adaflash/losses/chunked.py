@@ -104,12 +104,10 @@ class Walk:
 
     def _argmax(self, logits: Tensor) -> Tensor:
         """Candidates [M] of logits [M, V], which are checked."""
-        chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        for start, end in self.work.tiles(logits):
-            top, chosen[start:end] = argmax_rows(logits[start:end])
-            if not top.isfinite().all():
-                check_rows(logits, "student logits")
-        return chosen
+        found = self.work.map(lambda _, rows: argmax_rows(logits[rows]), logits)
+        if not all(top.isfinite().all() for top, _ in found):
+            check_rows(logits, "student logits")
+        return torch.cat([chosen for _, chosen in found])
 
     def _chunk(self, rows: Rows, weight: Tensor, taught: Taught | None, gradients: Sequence[Tensor]) -> Tensor:
         """Head forward, terms, head backward."""

@@ -21,7 +21,7 @@ from adaflash.losses.base import Evaluation, LossTerm
 from adaflash.losses.numerics import argmax_rows, below_top
 from adaflash.losses.teach import Taught
 from adaflash.losses.terms import ForwardKL, ReverseKL, TeacherCrossEntropy, TokenCrossEntropy
-from adaflash.losses.workspace import Workspace
+from adaflash.losses.workspace import Buffers, Workspace
 
 KNOWN = (TeacherCrossEntropy, TokenCrossEntropy, ForwardKL, ReverseKL)
 
@@ -54,12 +54,14 @@ class Mixture:
 
         Returns None where a row is no distribution: the plain way names it.
         """
-        parts = []
-        for start, end in self.work.tiles(student):
-            rows = slice(start, end)
-            some = None if taught is None else taught.rows(start, end)
+
+        def tile(worker: int, rows: slice) -> list[Tensor]:
+            some = None if taught is None else taught.rows(rows.start, rows.stop)
             into = None if gradient is None else gradient[rows]
-            parts.append(self._tile(student[rows], token[rows], weight[rows], some, into))
+            buffers = self.work.tile(worker, student[rows])
+            return self._tile(student[rows], token[rows], weight[rows], some, into, buffers)
+
+        parts = self.work.map(tile, student)
         chosen, total, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
         if not total.isfinite().all():
             return None
@@ -77,10 +79,16 @@ class Mixture:
         return found
 
     def _tile(
-        self, student: Tensor, token: Tensor, weight: Tensor, taught: Taught | None, gradient: Tensor | None
+        self,
+        student: Tensor,
+        token: Tensor,
+        weight: Tensor,
+        taught: Taught | None,
+        gradient: Tensor | None,
+        buffers: Buffers,
     ) -> list[Tensor]:
         """Every term on a few rows that stay in the cache: [candidates, sum of exponentials, values ...]."""
-        r, p, spare = self.work.tile(student)
+        r, p, spare = buffers
         top, chosen = argmax_rows(student)
         total = torch.exp(below_top(student, top, r), out=p).sum(-1)
         p.mul_(total.reciprocal()[:, None])

@@ -54,12 +54,13 @@ def teach(
     unique, back = position.unique_consecutive(return_inverse=True)
     logits = head(states.index_select(0, unique)).detach()
     log_q, q = work.teacher(len(unique) if spread else 0, logits)
-    choice, total = torch.empty_like(unique), torch.ones(len(unique), device=logits.device)
-    for start, end in work.tiles(logits):
-        part = slice(start, end)
-        top, choice[part] = argmax_rows(logits[part])
-        total[part] = _distribution(logits[part], top, log_q[part], q[part]) if spread else top
-    if not total.isfinite().all():
+    choice = torch.empty_like(unique)
+
+    def tile(_: int, rows: slice) -> Tensor:
+        top, choice[rows] = argmax_rows(logits[rows])
+        return _distribution(logits[rows], top, log_q[rows], q[rows]) if spread else top
+
+    if not all(total.isfinite().all() for total in work.map(tile, logits)):
         _complain(logits, back)
     return Taught(back, choice.index_select(0, back), logits, log_q, q, law(logits) if law else None)
 
