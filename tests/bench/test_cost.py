@@ -9,6 +9,7 @@ import tiny
 
 from adaflash.bench import cost_command
 from adaflash.bench.cost import measure, widths_of
+from adaflash.cli import main
 from adaflash.errors import UserError
 from adaflash.length.cost_table import find, place
 
@@ -44,3 +45,7 @@ def test_wrong_words_are_named() -> None:
         cost_command.cost()
     with pytest.raises(UserError, match="positive"):
         cost_command.cost(checkpoint="run", rounds=0)
+
+
+def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost"]) == 2 and "--target" in capsys.readouterr().err
