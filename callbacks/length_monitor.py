@@ -1,8 +1,8 @@
 """Watches the length policy: does what it expects come true?
 
-    trainer:
-      callbacks+:
-        - class_path: adaflash.callbacks.length_monitor.LengthMonitor
+trainer:
+  callbacks+:
+    - class_path: adaflash.callbacks.length_monitor.LengthMonitor
 """
 
 from __future__ import annotations

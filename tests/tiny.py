@@ -14,15 +14,15 @@ from adaflash.targets.hf import HFTarget
 from adaflash.types import Prompt, Trajectory
 
 VOCAB = 97
-_BASE: dict[str, Any] = dict(
-    vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=16, max_position_embeddings=256, pad_token_id=None, eos_token_id=None, bos_token_id=None,
-)  # fmt: skip
-_SLIDING = dict(sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2)
-_LLAMA3_ROPE = dict(
-    rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-    original_max_position_embeddings=64,
-)  # fmt: skip
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+_SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": dict(_BASE, rope_parameters=_LLAMA3_ROPE),
     "qwen2": _BASE,
@@ -68,7 +68,9 @@ def prompts(count: int, longest: int = 30, seed: int = 0) -> list[Prompt]:
     """Random prompts of 1 .. longest tokens."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, longest) for _ in range(count)]
-    return [Prompt(f"p{i}", "abc"[i % 3], tuple(rng.randrange(VOCAB - 1) for _ in range(n))) for i, n in enumerate(lengths)]
+    return [
+        Prompt(f"p{i}", "abc"[i % 3], tuple(rng.randrange(VOCAB - 1) for _ in range(n))) for i, n in enumerate(lengths)
+    ]
 
 
 def oracle(of: PreTrainedModel) -> PreTrainedModel:
@@ -96,11 +98,15 @@ def margin(of: PreTrainedModel, tokens: list[int], first: int) -> float:
     return float((best[:, 0] - best[:, 1]).min())
 
 
-def trajectory(for_target: HFTarget, drafted_by: DFlash, tokens: list[int], prompt_length: int, **changes: Any) -> Trajectory:
+def trajectory(
+    for_target: HFTarget, drafted_by: DFlash, tokens: list[int], prompt_length: int, **changes: Any
+) -> Trajectory:
     """A trajectory with states from one read, as `RecordedRollout` makes it."""
     from adaflash.length.fixed import FullBlock
     from adaflash.rollouts.base import Players
     from adaflash.rollouts.recorded import RecordedRollout
 
-    prompt = Prompt("t", "a", tuple(tokens[:prompt_length]), tuple(tokens[prompt_length:]), changes.get("finish", "length"))
+    prompt = Prompt(
+        "t", "a", tuple(tokens[:prompt_length]), tuple(tokens[prompt_length:]), changes.get("finish", "length")
+    )
     return RecordedRollout().collect([prompt], Players(for_target, drafted_by, FullBlock(), 0, 0))[0]

@@ -116,7 +116,8 @@ def _active(row: GainRow) -> str:
     numbers = row.tally.numbers()
     lengths = " ".join(f"{length}:{n}" for length, n in enumerate(row.tally.lengths) if n)
     plain = numbers.get("plain_share", 0.0)
-    return f"{row.domain}: mean L {_number(numbers.get('length/mean'))} ({lengths or 'nothing drafted'}), plain steps {plain:.0%}"
+    mean = _number(numbers.get("length/mean"))
+    return f"{row.domain}: mean L {mean} ({lengths or 'nothing drafted'}), plain steps {plain:.0%}"
 
 
 def _missing(row: GainRow) -> str:

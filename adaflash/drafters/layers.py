@@ -40,7 +40,9 @@ def _span_attention(query: Tensor, key: Tensor, value: Tensor, span: ContextSpan
     if span.visible is not None:
         hidden = torch.arange(span.keys.shape[1], device=q.device) >= span.visible[:, None]
         context_scores = context_scores.masked_fill(hidden[:, None], float("-inf"))
-    weights = torch.cat([context_scores, own_scores], dim=-1).softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    weights = torch.cat([context_scores, own_scores], dim=-1).softmax(
+        -1, dtype=torch.promote_types(q.dtype, torch.float32)
+    )
     on_context, on_own = weights.to(q.dtype).split([span.keys.shape[1], key.shape[1]], dim=-1)
     out = torch.einsum("hgnbs,hsd->nbhgd", on_context, span.values)
     return (out + torch.einsum("hgnbc,nchd->nbhgd", on_own, value[blocks])).flatten(2, 3)
