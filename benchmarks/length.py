@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -81,10 +82,14 @@ class Way:
     booked: Booked | None
     runs: list[list[Run]] = field(default_factory=list)
     modelled: float = 0.0
+    cpu: dict[int, float] = field(default_factory=dict)  # least processor seconds of each group, prefill included
 
     def play(self, group: int, requests: Sequence[Request]) -> None:
         before = self.booked.seconds if self.booked else 0.0
+        start = time.process_time()
         run = decode(self.engine, requests)
+        used = time.process_time() - start
+        self.cpu[group] = min(used, self.cpu.get(group, used))
         while len(self.runs) <= group:
             self.runs.append([])
         if not self.runs[group] and self.booked:
@@ -209,6 +214,10 @@ class Bench:
                 "vs_plain": plain.modelled / on.modelled,
                 "best_fixed_vs_plain": plain.modelled / fixed.modelled,
             },
+            "cpu": {
+                "vs_full_block": cpu_ratio(ways["full"], cost), "vs_best_fixed": cpu_ratio(fixed, cost),
+                "vs_plain": cpu_ratio(plain, on), "best_fixed_vs_plain": cpu_ratio(plain, fixed),
+            },
             "drift": cost.seconds(range(len(cost.runs))) / cost.modelled,
             "plain_share": rows["cost_or_plain"]["plain_share"], "noise": noise, "differing": differing,
             "break_even_tau": self.costs.break_even(best, load, 128),
@@ -235,6 +244,11 @@ def ratio(slow: Way, fast: Way) -> float:
     """How many times faster: seconds of one over those of the other, same texts."""
     groups = range(len(slow.runs))
     return slow.seconds(groups) / fast.seconds(groups)
+
+
+def cpu_ratio(slow: Way, fast: Way) -> float:
+    """The same in processor seconds: for machines that others use too, and targets on the CPU."""
+    return sum(slow.cpu.values()) / sum(fast.cpu.values())
 
 
 def interval(slow: Way, fast: Way) -> tuple[float, float] | None:

@@ -15,8 +15,14 @@ from adaflash.types import Prompt, Trajectory
 
 VOCAB = 97
 _BASE: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None,
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "bos_token_id": None,
 }  # fmt: skip
 _SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 _LLAMA3_ROPE = {

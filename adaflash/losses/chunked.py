@@ -95,7 +95,7 @@ class Walk:
         if rows.position is None or self.teacher is None:
             return None
         spread = self.mixture is not None and self.mixture.spread
-        return teach(rows.position, self.teacher, self.head, self.work, spread, self.law)
+        return teach(rows.position, self.teacher, self.head, self.work, spread, bool(self.rest), self.law)
 
     def _found(self, rows: Rows, taught: Taught | None, chosen: Tensor) -> None:
         self.candidates[rows.index] = chosen

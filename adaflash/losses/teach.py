@@ -22,7 +22,7 @@ class Taught:
 
     back: Tensor  # [M] int64, 0 .. P - 1
     choice: Tensor  # [M] the teacher's argmax
-    logits: Tensor  # [P, V] raw
+    logits: Tensor  # [P, V] raw; log-probabilities where raw ones were not asked for
     log_q: Tensor  # [P, V] log-probabilities; [0, V] where no closed form asked for them
     q: Tensor  # [P, V] probabilities, likewise
     law: Tensor | None = None  # [P, V] what the target samples from, if that is asked for
@@ -38,15 +38,15 @@ class Taught:
         return self.law[self.back, candidates].float()
 
     def expanded(self) -> Tensor:
-        """Raw logits row by row, [M, V]."""
+        """`logits` row by row, [M, V]."""
         return self.logits.index_select(0, self.back)
 
 
 @torch.no_grad()
 def teach(
-    position: Tensor, states: Tensor, head: Head, work: Workspace, spread: bool, law: Law | None = None
+    position: Tensor, states: Tensor, head: Head, work: Workspace, spread: bool, raw: bool, law: Law | None = None
 ) -> Taught:
-    """Run the head once per position of M rows, and with `spread` take the whole distribution.
+    """Run the head once per position of M rows, and with `spread` take the whole distribution; keep what is asked for.
 
     Raises:
         NumericalError: a row that is no distribution, counted in the M rows.
@@ -62,7 +62,8 @@ def teach(
 
     if not all(total.isfinite().all() for total in work.map(tile, logits)):
         _complain(logits, back)
-    return Taught(back, choice.index_select(0, back), logits, log_q, q, law(logits) if law else None)
+    played = law(logits) if law else None
+    return Taught(back, choice.index_select(0, back), logits if raw or not spread else log_q, log_q, q, played)
 
 
 def _distribution(logits: Tensor, top: Tensor, log_q: Tensor, q: Tensor) -> Tensor:
