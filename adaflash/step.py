@@ -56,7 +56,7 @@ class DraftStep:
         self,
         terms: Sequence[LossTerm],
         weights: PositionWeight,
-        chunk_rows: int = 128,
+        chunk_rows: int = 192,
         closed_form: bool = True,
         sampling: SlotSampling | None = None,
         law: Law | None = None,

@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one thread, two rounds")
     parser.add_argument("--rounds", type=int, help="rounds after the warm-up (5, or 2 with --quick)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--chunk", type=int, default=128, help="rows whose logits exist at one time")
+    parser.add_argument("--chunk", type=int, default=192, help="rows whose logits exist at one time")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="only these shapes")
     options = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
