@@ -105,6 +105,7 @@ def test_losses_import_torch_only() -> None:
         "adaflash",
         "abc",
         "collections",
+        "concurrent",
         "contextlib",
         "dataclasses",
         "functools",

@@ -154,5 +154,5 @@ def test_every_callback_fits_two_steps_from_the_yaml_in_its_docstring(
 
 def yaml_of(docstring: str) -> str:
     """The indented block that begins with `trainer:`, or the line of a callback that has a key of its own."""
-    found = re.search(r"^( +)(?:trainer:\n(?:\1 +.*\n?|\n)+|(?:acceptance|gain): .*\n)", docstring, re.MULTILINE)
+    found = re.search(r"^( *)(?:trainer:\n(?:\1 +.*\n?|\n)+|(?:acceptance|gain): .*\n)", docstring, re.MULTILINE)
     return textwrap.dedent(found.group()) if found else ""
