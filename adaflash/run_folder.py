@@ -5,18 +5,28 @@ from __future__ import annotations
 import shutil
 import sys
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 import adaflash
 from adaflash.errors import UserError
 
 
-def loggers(folder: str) -> list[Any]:
-    """TensorBoard and CSV, both straight into the run folder."""
-    return [TensorBoardLogger(folder, name="", version=""), CSVLogger(folder, name="", version="")]
+def loggers(folder: str, command: str) -> list[Any]:
+    """TensorBoard and CSV, straight into the run folder; other commands than fit keep their CSV in a folder of their own.
+
+    Lightning's CSV logger deletes the file it finds, so that of a run which goes on is set aside as `metrics.N.csv`.
+    """
+    place = Path(folder) if command == "fit" else Path(folder) / command
+    old = place / "metrics.csv"
+    if command == "fit" and old.is_file() and getattr(rank_zero_only, "rank", 0) == 0:
+        number = next(n for n in count(1) if not (place / f"metrics.{n}.csv").exists())
+        old.rename(place / f"metrics.{number}.csv")
+    return [TensorBoardLogger(folder, name="", version=""), CSVLogger(place, name="", version="")]
 
 
 def make_room(folder: Path, overwrite: bool) -> None:

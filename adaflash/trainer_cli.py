@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def run(words: list[str]) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "Tip:" not in record.getMessage()
     )
+    warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # `loggers` has set aside what is kept
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # between Lightning and torch, nothing of ours
     sys.argv = ["adaflash", *words]
     cli = TrainerCLI()
     return int(getattr(cli.trainer, "exit_status", 0))
@@ -104,7 +107,7 @@ class TrainerCLI(LightningCLI):
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
         if config.get("logger") in (None, True):
-            config["logger"] = loggers(config["default_root_dir"])
+            config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
         return super()._instantiate_trainer(config, callbacks)
 
 

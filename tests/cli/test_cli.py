@@ -109,8 +109,12 @@ def test_fit_validate_predict_and_recorded_rollouts(words: list[str], tmp_path: 
     # The same folder again: stopped with the remedy, or taken up, or replaced.
     assert main(["fit", *words]) == 2 and "--ckpt_path last" in capsys.readouterr().err
     assert main(["fit", *words, "--ckpt_path", "last", "--trainer.max_steps", "3"]) == 0
-    assert main(["fit", *words, "--overwrite", "true"]) == 0
+    first, more = ((run / name).read_text() for name in ("metrics.1.csv", "metrics.csv"))
+    assert "loss/ce" in first and "loss/ce" in more and first != more
+    trained = (run / "metrics.csv").read_bytes()
     assert main(["validate", *words, "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]) == 0
+    assert (run / "metrics.csv").read_bytes() == trained and (run / "validate" / "metrics.csv").is_file()
+    assert main(["fit", *words, "--overwrite", "true"]) == 0
     assert main(["predict", *words, "--data.predict+=adaflash.data.sources.ShippedSource",
                  "--data.predict.domain", "math", "--data.predict.limit", "3"]) == 0  # fmt: skip
     rows = [json.loads(line) for line in (run / "responses.jsonl").read_text().splitlines()]
