@@ -59,7 +59,7 @@ class AdaFlashModule(L.LightningModule):
         num_anchors: int = 64,
         anchor_mix: float = 0.5,
         clip: float = 1.0,
-        chunk_rows: int = 256,
+        chunk_rows: int = 192,
         lanes: int = 16,
         max_new_tokens: int = 128,
         seed: int = 42,

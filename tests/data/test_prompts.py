@@ -197,6 +197,7 @@ def test_dropped_rows_are_reported_once(
     data: Make, write: Callable[..., str], chats: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="lightning.pytorch")  # other test files quieten it
     path = write([*chats(20, "c"), {"prompt": "x" * 300}, {"prompt": ""}], "odd.jsonl")
     module = data(train=[JsonlSource(path)], max_prompt_tokens=100)
     module.setup("fit")
