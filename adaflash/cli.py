@@ -72,15 +72,6 @@ def _fetch(words: list[str]) -> int:
     return fetch(words)
 
 
-def _generate(words: list[str]) -> int:
-    from jsonargparse import auto_cli
-
-    from adaflash.generate import generate
-
-    auto_cli(generate, args=words, as_positional=False, prog="adaflash generate")
-    return 0
-
-
 def _doctor(words: list[str]) -> int:
     from adaflash.doctor.command import main as doctor
 
@@ -102,7 +93,7 @@ def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
 
 _LIGHT = {
     "fetch": _fetch,
-    "generate": _generate,
+    "generate": _function("generate", "adaflash.generate", "generate"),
     "cost": _function("cost", "adaflash.bench.cost_command", "cost"),
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),

@@ -95,7 +95,7 @@ def new_folder(folder: Path, force: bool) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         yield work
-        work.chmod(0o755)  # mkdtemp's is for its owner alone; a server may be someone else
+        _readable(work)
         if folder.exists():
             old = work.with_name(work.name + "-old")
             os.replace(folder, old)
@@ -105,6 +105,12 @@ def new_folder(folder: Path, force: bool) -> Iterator[Path]:
             os.replace(work, folder)
     finally:
         _remove(work)
+
+
+def _readable(folder: Path) -> None:
+    """For everybody: mkdtemp and safetensors write for the owner alone, and a server may be someone else."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _remove(path: Path) -> None:

@@ -62,6 +62,7 @@ def test_keys_and_number_format(dtype: Any, tmp_path: Path) -> None:
     assert set(tensors) == documented
     assert {value.dtype for value in tensors.values()} == {getattr(torch, dtype)}
     assert config["dtype"] == config["torch_dtype"] == dtype
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in (folder, *folder.rglob("*")))  # a server may read it
     assert tensors["fc.weight"].shape == (64, 128)
     assert tensors["thresh_head_two_model.down.weight"].shape == (256, 128)
 
