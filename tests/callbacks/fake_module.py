@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,3 +103,20 @@ class FakeData(L.LightningDataModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch
+
+
+def quiet_trainer(folder: Path, callbacks: list[L.Callback], **kwargs: Any) -> L.Trainer:
+    """A trainer of four steps that prints nothing and validates everything first."""
+    options: dict[str, Any] = {
+        "default_root_dir": folder,
+        "callbacks": callbacks,
+        "logger": False,
+        "max_steps": 4,
+        "max_epochs": -1,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": -1,
+    }
+    return L.Trainer(**options | kwargs)

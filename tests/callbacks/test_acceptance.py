@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from fake_module import FakeData, FakeModule
+from fake_module import FakeData, FakeModule, quiet_trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from adaflash.bench.history import History
@@ -21,20 +21,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 def trainer(folder: Path, monitor: AcceptanceMonitor | None = None, **kwargs: Any) -> L.Trainer:
-    options: dict[str, Any] = {
-        "default_root_dir": folder,
-        "callbacks": [monitor or AcceptanceMonitor()],
-        "logger": False,
-        "max_steps": 4,
-        "max_epochs": -1,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": -1,
-        "log_every_n_steps": 1,
-    }
-    return L.Trainer(**options | kwargs)
+    return quiet_trainer(folder, [monitor or AcceptanceMonitor()], **{"log_every_n_steps": 1} | kwargs)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

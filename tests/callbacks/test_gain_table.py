@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 import pytest
-from fake_module import FakeData, FakeModule
+from fake_module import FakeData, FakeModule, quiet_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from adaflash.callbacks.acceptance import AcceptanceMonitor
@@ -16,19 +16,7 @@ from adaflash.callbacks.gain_table import GainTable
 
 
 def trainer(folder: Path, *callbacks: L.Callback, **kwargs: Any) -> L.Trainer:
-    options: dict[str, Any] = {
-        "default_root_dir": folder,
-        "callbacks": [*callbacks, GainTable(max_new_tokens=8)],
-        "logger": False,
-        "max_steps": 4,
-        "max_epochs": -1,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": -1,
-    }
-    return L.Trainer(**options | kwargs)
+    return quiet_trainer(folder, [*callbacks, GainTable(max_new_tokens=8)], **kwargs)
 
 
 @pytest.fixture(autouse=True)
