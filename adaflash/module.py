@@ -8,20 +8,21 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from adaflash.blocks import agreeing_prefix, build_blocks, choose_anchors, context_rows
+from adaflash.blocks import agreeing_prefix, choose_anchors
 from adaflash.decoding.engine import Engine
 from adaflash.drafters.base import Drafter, embed_blocks
 from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy, Outcome
+from adaflash.lesson import Lesson, learnable
 from adaflash.losses.base import LossTerm, check_names
 from adaflash.losses.position import ExponentialDecay, PositionWeight
-from adaflash.optim import AdamWConfig
+from adaflash.optim import AdamWConfig, check_trainer
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.rollouts.buffer import RolloutBuffer
 from adaflash.step import DraftStep, StepResult
 from adaflash.targets.hf import HFTarget, TargetOptions
-from adaflash.types import Blocks, Prompt, PromptBatch, Request, Segments, Trajectory
-from adaflash.window import Window, averages, divide_gradients
+from adaflash.types import Blocks, Prompt, PromptBatch, Request, Trajectory
+from adaflash.window import Window, averages, mean_gradients
 
 
 class AdaFlashModule(L.LightningModule):
@@ -113,40 +114,35 @@ class AdaFlashModule(L.LightningModule):
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any]:
         """prompts -> rollout -> trajectories -> blocks -> drafter -> terms -> loss."""
         trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
-        news = {"rollout": self.buffer.trajectories} if fresh else {}
-        learnable = [each for each in trajectories if len(each.tokens) > each.prompt_length + 1 and not each.error]
-        if not learnable:
-            return {"loss": self._nothing_to_learn(), **news}
-        blocks, context, segments = self._blocks(learnable, batch)
-        hidden = self._draft(blocks, context, segments)
-        result = self._terms(hidden, blocks, learnable)
-        outcome = self._outcome(hidden, blocks, result)
+        lesson = self._lesson(learnable(trajectories), batch)
+        hidden = self._draft(lesson)
+        result = self._terms(hidden, lesson)
+        outcome = self._outcome(hidden, lesson.blocks, result)
         loss = result.loss + _or_zero(self.length.loss(outcome))
         self._count(result, outcome)
+        news = {"rollout": self.buffer.trajectories} if fresh else {}
         return {"loss": loss * self._undo_averages(), **news}
 
     def _players(self, batch: PromptBatch) -> Players:
         return Players(self.target, self.drafter, self.length, self.global_step, seed_of(self.seed, batch.rollout_id))
 
-    def _blocks(self, trajectories: list[Trajectory], batch: PromptBatch) -> tuple[Blocks, Tensor, Segments]:
-        """Blocks at chosen anchors, with the packed context rows they can see."""
+    def _lesson(self, trajectories: list[Trajectory], batch: PromptBatch) -> Lesson:
+        """Blocks at chosen anchors. With nothing to learn a pass of weight zero: all ranks do the same collectives."""
+        size, mask = self.drafter.block_size, self.drafter.mask_id
+        if not trajectories:
+            width, hidden = len(self.drafter.context_layers) * self.target.hidden_size, self.target.hidden_size
+            nothing = torch.zeros(1, width + hidden, dtype=self.target.dtype, device=self.device)
+            return Lesson.empty(size, mask, nothing[:, :width], nothing[:, width:])
         generator = torch.Generator().manual_seed(seed_of(self.seed, batch.rollout_id, batch.visit, self.global_rank))
         anchors = [choose_anchors(each, self.num_anchors, self.anchor_mix, generator) for each in trajectories]
-        blocks = build_blocks(trajectories, anchors, self.drafter.block_size, self.drafter.mask_id)
-        segments = Segments.whole([context_rows(len(each.tokens)) for each in trajectories])
-        context = [_states(each.context, count) for each, count in zip(trajectories, segments.counts, strict=True)]
-        return blocks.to(self.device), torch.cat(context).to(self.device), segments
+        return Lesson.of(trajectories, anchors, size, mask, self.device)
 
-    def _draft(self, blocks: Blocks, context: Tensor, segments: Segments) -> Tensor:
-        embeds = embed_blocks(self.target, blocks.tokens, torch.float32)
-        return self.drafter(embeds, blocks, context, segments)
+    def _draft(self, lesson: Lesson) -> Tensor:
+        embeds = embed_blocks(self.target, lesson.blocks.tokens, torch.float32)
+        return self.drafter(embeds, lesson.blocks, lesson.context, lesson.segments)
 
-    def _terms(self, hidden: Tensor, blocks: Blocks, trajectories: list[Trajectory]) -> StepResult:
-        """The drafter's loss; teacher rows start at position P of each trajectory."""
-        teacher = torch.cat([_states(each.teacher, len(each.response) - 1) for each in trajectories]).to(self.device)
-        starts = torch.tensor([0] + [len(each.response) - 1 for each in trajectories[:-1]]).cumsum(0)
-        offsets = starts - torch.tensor([each.prompt_length for each in trajectories])
-        return self.step(hidden, blocks, teacher, offsets.to(self.device), self.target.head)
+    def _terms(self, hidden: Tensor, lesson: Lesson) -> StepResult:
+        return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head)
 
     def _outcome(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Outcome:
         """How far each block survives beside the trajectory; what it teaches never reaches the drafter."""
@@ -161,17 +157,6 @@ class AdaFlashModule(L.LightningModule):
         shares = {f"share/{name}": value for name, value in result.stats.items()}
         self.window.add({**sums, **terms, **shares})
 
-    def _nothing_to_learn(self) -> Tensor:
-        """A pass of weight zero: every rank does the same collectives, over sums of the same names."""
-        blocks = Blocks.dummy(self.drafter.block_size, self.drafter.mask_id).to(self.device)
-        width = len(self.drafter.context_layers) * self.target.hidden_size
-        hidden = self._draft(blocks, torch.zeros(1, width, device=self.device), Segments.whole([1]))
-        teacher = torch.zeros(1, self.target.hidden_size, dtype=self.target.dtype, device=self.device)
-        result = self.step(hidden, blocks, teacher, torch.zeros_like(blocks.rows), self.target.head)
-        outcome = self._outcome(hidden, blocks, result)
-        self._count(result, outcome)
-        return result.loss + _or_zero(self.length.loss(outcome))
-
     def _undo_averages(self) -> float:
         """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""
         return float(self.trainer.accumulate_grad_batches * self.trainer.world_size)
@@ -179,43 +164,25 @@ class AdaFlashModule(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the window's summed gradients by its exact denominators, then clip drafter and length policy apart."""
         sums = self.window.close()
-        weight, blocks = float(sums.get("weight", 0.0)), float(sums.get("blocks", 0.0))
-        drafter, head = [*self.drafter.parameters(), *self.losses.parameters()], list(self.length.parameters())
-        divide_gradients(drafter, weight)
-        divide_gradients(head, blocks)
-        norms = {"grad_norm/drafter": self._clip(drafter, "drafter")}
-        if head:
-            norms["grad_norm/length"] = self._clip(head, "length policy")
+        update, zero = self.global_step + 1, torch.zeros(())
+        weight, blocks = float(sums.get("weight", zero)), float(sums.get("blocks", zero))
+        norms = {"grad_norm/drafter": mean_gradients(self._drafted(), weight, self.clip, update, "drafter")}
+        if head := list(self.length.parameters()):
+            norms["grad_norm/length"] = mean_gradients(head, blocks, self.clip, update, "length policy")
         self.log_dict({**norms, **averages(sums, weight)}, batch_size=1)
 
-    def _clip(self, parameters: list[nn.Parameter], owner: str) -> Tensor:
-        """Clip in place; returns the norm before. Raises FloatingPointError before a weight or moment is touched.
-
-        The gradients are the same on every rank by now, so all ranks stop together.
-        """
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.clip)
-        if not bool(norm.isfinite()):
-            raise FloatingPointError(
-                f"update {self.global_step + 1}: the gradient of the {owner} is not finite (norm {float(norm)}); weights "
-                "and optimizer are unchanged. Go on from the last checkpoint with a lower learning rate, or look at the data"
-            )
-        return norm
+    def _drafted(self) -> list[nn.Parameter]:
+        """What the terms train: the drafter, and losses that learn."""
+        return [*self.drafter.parameters(), *self.losses.parameters()]
 
     def configure_optimizers(self) -> Any:
         """AdamW over the drafter, trainable losses and the length policy; never the target.
 
         Raises:
-            UserError: half-precision master weights (norm gains near 1.0 would not move), or clipping set twice.
+            UserError: half-precision master weights, or clipping set twice.
         """
-        if self.trainer.precision in ("bf16-true", "16-true"):
-            raise UserError(
-                f"trainer.precision is {self.trainer.precision}: weights near 1.0 would not move. "
-                "Use bf16-mixed (or 32-true); the target's own format is model.target_options.dtype"
-            )
-        if self.trainer.gradient_clip_val is not None:
-            raise UserError("trainer.gradient_clip_val: use model.clip, which clips drafter and length policy apart")
-        drafter = [*self.drafter.parameters(), *self.losses.parameters()]
-        return self.optimizer_config.build(drafter, self.length.parameters(), self.trainer.max_steps)
+        check_trainer(str(self.trainer.precision), self.trainer.gradient_clip_val)
+        return self.optimizer_config.build(self._drafted(), self.length.parameters(), self.trainer.max_steps)
 
     # ---- measuring ----
 
@@ -284,8 +251,3 @@ class AdaFlashModule(L.LightningModule):
 
 def _or_zero(loss: Tensor | None) -> Tensor | float:
     return 0.0 if loss is None else loss
-
-
-def _states(states: Tensor | None, count: int) -> Tensor:
-    assert states is not None and len(states) >= count, "a trajectory to learn from must carry its states"
-    return states[:count]

@@ -61,3 +61,18 @@ class AdamWConfig:
             return 1.0
         done = min(1.0, (step - self.warmup) / (max_steps - self.warmup))
         return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+
+def check_trainer(precision: str, gradient_clip_val: float | None) -> None:
+    """Refuse settings of the trainer under which this optimizer would do something else than it says.
+
+    Raises:
+        UserError: half-precision master weights (norm gains near 1.0 would not move), or clipping set twice.
+    """
+    if precision in ("bf16-true", "16-true"):
+        raise UserError(
+            f"trainer.precision is {precision}: weights near 1.0 would not move. "
+            "Use bf16-mixed (or 32-true); the target's own format is model.target_options.dtype"
+        )
+    if gradient_clip_val is not None:
+        raise UserError("trainer.gradient_clip_val: use model.clip, which clips drafter and length policy apart")

@@ -45,6 +45,24 @@ def divide_gradients(parameters: Iterable[nn.Parameter], by: float) -> None:
         torch._foreach_div_(gradients, by)
 
 
+def mean_gradients(parameters: list[nn.Parameter], by: float, limit: float, update: int, owner: str) -> Tensor:
+    """Summed gradients divided by their denominator and clipped to a norm of `limit`, in place; the norm before clipping.
+
+    They are the same on every rank by now, so that all ranks stop together.
+
+    Raises:
+        FloatingPointError: the norm is not finite; no weight and no moment has been touched.
+    """
+    divide_gradients(parameters, by)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    if not bool(norm.isfinite()):
+        raise FloatingPointError(
+            f"update {update}: the gradient of the {owner} is not finite (norm {float(norm)}); weights and optimizer are "
+            "unchanged. Go on from the last checkpoint with a lower learning rate, or look at the data"
+        )
+    return norm
+
+
 def averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
     """Window averages for the log: every term by name, the share of agreeing candidates, shares of clipping."""
     terms = {name: value / weight for name, value in sums.items() if name.startswith("loss/") and weight > 0}

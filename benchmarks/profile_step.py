@@ -64,13 +64,11 @@ def prompts(path: Path, count: int) -> list[Prompt]:
 def update(module: AdaFlashModule, trajectories: list[Trajectory], visit: int, clock: Clock) -> None:
     """One forward and backward of a micro-batch; gradients are left in the drafter."""
     with clock("blocks"):
-        blocks, context, segments = module._blocks(
-            trajectories, PromptBatch((), rollout_id=0, visit=visit, visits=8, rows=4, cursor=0)
-        )
+        lesson = module._lesson(trajectories, PromptBatch((), rollout_id=0, visit=visit, visits=8, rows=4, cursor=0))
     with clock("drafter forward"):
-        hidden = module._draft(blocks, context, segments)
+        hidden = module._draft(lesson)
     with clock("vocabulary"):
-        result = module._terms(hidden, blocks, trajectories)
+        result = module._terms(hidden, lesson)
     with clock("drafter backward"):
         result.loss.backward()
     for parameter in module.drafter.parameters():

@@ -44,6 +44,7 @@ FORBIDDEN = {
     "rollouts": ["module", "cli", "data", "losses", "step", "bench"],
     "data": ["decoding", "rollouts", "module", "cli", "losses", "step", "drafters", "length", "bench"],
     "step": ["decoding", "rollouts", "module", "cli", "data", "drafters", "length", "targets", "bench"],
+    "lesson": ["*", "!types", "!blocks"],
     "window": ["*"],
     "optim": ["*", "!errors"],
     "module": ["cli", "data", "bench", "export"],

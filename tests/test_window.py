@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adaflash.window import Window, divide_gradients
+from adaflash.window import Window, divide_gradients, mean_gradients
 
 
 def test_sums_add_up_in_fp64_and_the_next_window_is_empty() -> None:
@@ -56,3 +56,14 @@ def test_a_denominator_of_zero_leaves_zeros_and_never_gives_nan() -> None:
     divide_gradients([one], 0.0)
     divide_gradients([], 3.0)
     assert one.grad.tolist() == [0.0, 0.0]
+
+
+def test_a_mean_gradient_is_clipped_and_one_that_is_not_finite_stops_before_a_weight_is_touched() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.tensor([6.0, 8.0, 0.0])
+    assert float(mean_gradients([weight], 2.0, 1.0, 7, "drafter")) == 5.0
+    assert weight.grad.tolist() == pytest.approx([0.6, 0.8, 0.0], rel=1e-5)
+    weight.grad = torch.tensor([1.0, float("inf"), 0.0])
+    with pytest.raises(FloatingPointError, match="update 7: the gradient of the drafter is not finite"):
+        mean_gradients([weight], 2.0, 1.0, 7, "drafter")
+    assert weight.tolist() == [1.0, 1.0, 1.0]
