@@ -40,14 +40,14 @@ class Diary(Callback):
         self.rollouts: list[tuple[int, list[Tensor]]] = []
 
     def setup(self, trainer, pl_module: AdaFlashModule, stage: str) -> None:
-        made = pl_module._blocks
+        made = pl_module._lesson
 
         def listen(*args):
-            result = made(*args)
-            self.blocks.append([*result[0].rows.tolist(), *result[0].anchors.tolist()])
-            return result
+            lesson = made(*args)
+            self.blocks.append([*lesson.blocks.rows.tolist(), *lesson.blocks.anchors.tolist()])
+            return lesson
 
-        pl_module._blocks = listen  # type: ignore[method-assign]
+        pl_module._lesson = listen  # type: ignore[method-assign]
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.batches.append((batch.rollout_id, batch.visit, [p.id for p in batch.prompts]))
