@@ -20,6 +20,7 @@ from adaflash.optim import AdamWConfig, check_trainer
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.rollouts.buffer import RolloutBuffer
 from adaflash.step import DraftStep, StepResult
+from adaflash.stopwatch import Stopwatch, timed
 from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Blocks, Prompt, PromptBatch, Request, Trajectory
 from adaflash.window import Window, averages, mean_gradients
@@ -78,7 +79,7 @@ class AdaFlashModule(L.LightningModule):
         self.num_anchors, self.anchor_mix, self.clip = num_anchors, anchor_mix, clip
         self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
         self.freeze_drafter = freeze_drafter
-        self.buffer, self.window = RolloutBuffer(), Window()
+        self.buffer, self.window, self.watch = RolloutBuffer(), Window(), Stopwatch()
         self.provenance: dict[str, Any] = {}  # what a checkpoint says of its origin; set by the command line
         # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
         self.__dict__["_target"] = None
@@ -113,7 +114,8 @@ class AdaFlashModule(L.LightningModule):
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any]:
         """prompts -> rollout -> trajectories -> blocks -> drafter -> terms -> loss."""
-        trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
+        with self.watch("rollout"):
+            trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
         lesson = self._lesson(learnable(trajectories), batch)
         hidden = self._draft(lesson)
         result = self._terms(hidden, lesson)
