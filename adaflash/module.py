@@ -139,10 +139,12 @@ class AdaFlashModule(L.LightningModule):
         anchors = [choose_anchors(each, self.num_anchors, self.anchor_mix, generator) for each in trajectories]
         return Lesson.of(trajectories, anchors, size, mask, self.device)
 
+    @timed("drafter")
     def _draft(self, lesson: Lesson) -> Tensor:
         embeds = embed_blocks(self.target, lesson.blocks.tokens, torch.float32)
         return self.drafter(embeds, lesson.blocks, lesson.context, lesson.segments)
 
+    @timed("vocabulary")
     def _terms(self, hidden: Tensor, lesson: Lesson) -> StepResult:
         return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head)
 
