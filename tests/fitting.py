@@ -80,14 +80,12 @@ def module(target: HFTarget, seed: int = 0, **settings: Any) -> AdaFlashModule:
 
 def trainer(folder: Path, steps: int, callbacks: Sequence[Callback] = (), **settings: Any) -> L.Trainer:
     """A silent trainer on the CPU, configured as `configs/base.yaml` does."""
-    plain = {
+    plain: dict[str, Any] = {
+        "accelerator": "cpu", "devices": 1, "max_steps": steps, "default_root_dir": folder,
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
         "num_sanity_val_steps": 0, "check_val_every_n_epoch": None, "max_epochs": -1, "limit_val_batches": 0,
     }  # fmt: skip
-    return L.Trainer(
-        accelerator="cpu", devices=1, max_steps=steps, default_root_dir=folder, callbacks=list(callbacks),
-        **{**plain, **settings},
-    )  # fmt: skip
+    return L.Trainer(callbacks=list(callbacks), **{**plain, **settings})
 
 
 def weights(of: AdaFlashModule) -> dict[str, torch.Tensor]:
