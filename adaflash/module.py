@@ -8,18 +8,19 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from adaflash.blocks import agreeing_prefix, choose_anchors
+from adaflash.blocks import choose_anchors
 from adaflash.decoding.engine import Engine
 from adaflash.drafters.base import Drafter, embed_blocks
 from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.lesson import Lesson, learnable
+from adaflash.losses import SlotSampling
 from adaflash.losses.base import LossTerm, check_names
 from adaflash.losses.position import ExponentialDecay, PositionWeight
 from adaflash.optim import AdamWConfig, check_trainer
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.rollouts.buffer import RolloutBuffer
-from adaflash.step import DraftStep, StepResult
+from adaflash.step import DraftStep, StepResult, acceptance
 from adaflash.stopwatch import Stopwatch, timed
 from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Blocks, Prompt, PromptBatch, Request, Trajectory
@@ -46,6 +47,9 @@ class AdaFlashModule(L.LightningModule):
         max_new_tokens: Longest response in validation and `predict`.
         seed: Seed of anchors and sampled rollouts.
         freeze_drafter: Train the length policy alone (the paper's initialisation stage).
+        sampling: Differentiate a sample of the candidates only, unbiased (`adaflash.losses.SlotSampling`).
+        log_gradient_norms_every: Updates between logs of the gradient that each term causes alone; 0 for never. It
+            costs one more vocabulary pass a term.
     """
 
     def __init__(
@@ -66,19 +70,23 @@ class AdaFlashModule(L.LightningModule):
         max_new_tokens: int = 128,
         seed: int = 42,
         freeze_drafter: bool = False,
+        sampling: SlotSampling | None = None,
+        log_gradient_norms_every: int = 0,
     ) -> None:
         super().__init__()
-        if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0:
-            raise UserError("model: allowed are num_anchors >= 1, 0 <= anchor_mix <= 1 and clip > 0")
+        if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0 or log_gradient_norms_every < 0:
+            allowed = "num_anchors >= 1, 0 <= anchor_mix <= 1, clip > 0 and log_gradient_norms_every >= 0"
+            raise UserError(f"model: allowed are {allowed}")
         check_names(losses)
         self.target_name, self.target_options = target, target_options
         self.drafter, self.length, self.rollout = drafter, length, rollout
         self.losses = nn.ModuleList(losses)
-        self.step = DraftStep(self.losses, position_weight, chunk_rows)  # type: ignore[arg-type]
+        terms: Any = self.losses
+        self.step = DraftStep(terms, position_weight, chunk_rows, sampling=sampling, law=rollout.law())
         self.optimizer_config = optimizer
         self.num_anchors, self.anchor_mix, self.clip = num_anchors, anchor_mix, clip
         self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
-        self.freeze_drafter = freeze_drafter
+        self.freeze_drafter, self.log_gradient_norms_every = freeze_drafter, log_gradient_norms_every
         self.buffer, self.window, self.watch = RolloutBuffer(), Window(), Stopwatch()
         self.provenance: dict[str, Any] = {}  # what a checkpoint says of its origin; set by the command line
         # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
@@ -116,27 +124,31 @@ class AdaFlashModule(L.LightningModule):
         """prompts -> rollout -> trajectories -> blocks -> drafter -> terms -> loss."""
         with self.watch("rollout"):
             trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
-        lesson = self._lesson(learnable(trajectories), batch)
+        chance = self._chance(batch)
+        lesson = self._lesson(learnable(trajectories), chance)
         hidden = self._draft(lesson)
-        result = self._terms(hidden, lesson)
+        result = self._terms(hidden, lesson, chance)
         outcome = self._outcome(hidden, lesson.blocks, result)
         loss = result.loss + _or_zero(self.length.loss(outcome))
-        self._count(result, outcome)
+        self._count(hidden, lesson, result, outcome)
         news = {"rollout": self.buffer.trajectories} if fresh else {}
         return {"loss": loss * self._undo_averages(), **news}
 
     def _players(self, batch: PromptBatch) -> Players:
         return Players(self.target, self.drafter, self.length, self.global_step, seed_of(self.seed, batch.rollout_id))
 
-    def _lesson(self, trajectories: list[Trajectory], batch: PromptBatch) -> Lesson:
+    def _chance(self, batch: PromptBatch) -> torch.Generator:
+        """Of anchors and sampled slots: a function of run, rollout, visit and rank, so that a resumed run draws the same."""
+        return torch.Generator().manual_seed(seed_of(self.seed, batch.rollout_id, batch.visit, self.global_rank))
+
+    def _lesson(self, trajectories: list[Trajectory], chance: torch.Generator) -> Lesson:
         """Blocks at chosen anchors. With nothing to learn a pass of weight zero: all ranks do the same collectives."""
         size, mask = self.drafter.block_size, self.drafter.mask_id
         if not trajectories:
             width, hidden = len(self.drafter.context_layers) * self.target.hidden_size, self.target.hidden_size
             nothing = torch.zeros(1, width + hidden, dtype=self.target.dtype, device=self.device)
             return Lesson.empty(size, mask, nothing[:, :width], nothing[:, width:])
-        generator = torch.Generator().manual_seed(seed_of(self.seed, batch.rollout_id, batch.visit, self.global_rank))
-        anchors = [choose_anchors(each, self.num_anchors, self.anchor_mix, generator) for each in trajectories]
+        anchors = [choose_anchors(each, self.num_anchors, self.anchor_mix, chance) for each in trajectories]
         return Lesson.of(trajectories, anchors, size, mask, self.device)
 
     @timed("drafter")
@@ -145,21 +157,20 @@ class AdaFlashModule(L.LightningModule):
         return self.drafter(embeds, lesson.blocks, lesson.context, lesson.segments)
 
     @timed("vocabulary")
-    def _terms(self, hidden: Tensor, lesson: Lesson) -> StepResult:
-        return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head)
+    def _terms(self, hidden: Tensor, lesson: Lesson, chance: torch.Generator | None = None) -> StepResult:
+        return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head, chance)
 
     def _outcome(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Outcome:
         """How far each block survives beside the trajectory; what it teaches never reaches the drafter."""
-        accepted = agreeing_prefix(result.candidates, blocks.labels, blocks.supervised)
-        agreed, known = (result.candidates == blocks.labels) & blocks.supervised, blocks.supervised
-        return Outcome(hidden.detach(), accepted.float(), blocks.full, agreed, known, self.target.head)
+        known = (blocks.supervised & (result.candidates >= 0)).cumprod(1).bool()
+        agreed = (result.candidates == blocks.labels) & known
+        return Outcome(hidden.detach(), acceptance(result, blocks), blocks.full, agreed, known, self.target.head)
 
-    def _count(self, result: StepResult, outcome: Outcome) -> None:
-        blocks, rows = self.length.counted(outcome).sum(), outcome.known.sum()
-        sums = {"weight": result.weight, "blocks": blocks, "agree": outcome.agreed.sum(), "rows": rows}
-        terms = {f"loss/{name}": value for name, value in result.terms.items()}
-        shares = {f"share/{name}": value for name, value in result.stats.items()}
-        self.window.add({**sums, **terms, **shares})
+    def _count(self, hidden: Tensor, lesson: Lesson, result: StepResult, outcome: Outcome) -> None:
+        blocks, norms = self.length.counted(outcome).sum(), {}
+        if self.log_gradient_norms_every and self.global_step % self.log_gradient_norms_every == 0:
+            norms = self.step.gradient_norms(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head)
+        self.window.add({"blocks": blocks, **result.sums(), **outcome.sums(), **norms})
 
     def _undo_averages(self) -> float:
         """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaflash.blocks import teacher_positions
+from adaflash.blocks import agreeing_prefix, teacher_positions
 from adaflash.losses.attach import attach, trainable
 from adaflash.losses.base import LossTerm, check_names
 from adaflash.losses.chunked import Walk
@@ -36,6 +36,11 @@ class StepResult:
     candidates: Tensor  # [N, K] int64: the drafter's argmax where supervised (see `sampling`), -1 elsewhere
     stats: dict[str, Tensor]  # "{term}/{share}" -> [2] float64: numerator and denominator
     survival: Tensor | None = None  # [N, K] with a `law`: chance that the target samples the candidate itself
+
+    def sums(self) -> dict[str, Tensor]:
+        """For the log: the weight, every term's sum, and shares as pairs (numerator, denominator)."""
+        terms = {f"loss/{name}": value for name, value in self.terms.items()}
+        return {"weight": self.weight, **terms, **{f"share/{name}": value for name, value in self.stats.items()}}
 
 
 class DraftStep:
@@ -68,7 +73,13 @@ class DraftStep:
         self.chunk_rows, self.closed_form = chunk_rows, closed_form
 
     def __call__(
-        self, hidden: Tensor, blocks: Blocks, teacher: Tensor | None, teacher_offsets: Tensor | None, head: Head
+        self,
+        hidden: Tensor,
+        blocks: Blocks,
+        teacher: Tensor | None,
+        teacher_offsets: Tensor | None,
+        head: Head,
+        chance: torch.Generator | None = None,
     ) -> StepResult:
         """Mask, weight, walk.
 
@@ -78,6 +89,7 @@ class DraftStep:
             teacher: [T, H] post-norm target states, trajectories packed; None if no term needs the teacher.
             teacher_offsets: [R] int64; position p of trajectory r is row teacher_offsets[r] + p of `teacher`.
             head: states [M, H] -> logits [M, V], the frozen output head of the target.
+            chance: of sampled slots.
 
         Raises:
             NumericalError: logits that are no distribution, naming trajectory, anchor and candidate.
@@ -88,16 +100,17 @@ class DraftStep:
         rows = self._rows(terms, hidden, blocks, teacher, teacher_offsets)
         walk = self._walk(terms, hidden, blocks, teacher, head)
         try:
-            return self._sum(hidden, rows, self._weights(blocks, rows, walk), walk, blocks)
+            return self._sum(hidden, rows, self._weights(blocks, rows, walk), walk, blocks, self.sampling, chance)
         except NumericalError as error:
             raise error.at(_place(error.row, blocks)) from None
 
     def gradient_norms(
         self, hidden: Tensor, blocks: Blocks, teacher: Tensor | None, teacher_offsets: Tensor | None, head: Head
-    ) -> dict[str, float]:
-        """Norm of the gradient that each weighted term causes alone in the drafter's states, per unit of weight.
+    ) -> dict[str, Tensor]:
+        """Norm of the gradient that each weighted term causes alone in the drafter's states, of all candidates.
 
-        For the log, on request: it costs one walk a term. Arguments as for the step itself.
+        For the log, on request: it costs one walk a term. Arguments as for the step itself. By the name
+        `grad_norm/loss/{term}` the norm, a float64, and what it is to be divided by: the sum of weights.
         """
         terms, states = list(self.terms), hidden.detach().requires_grad_()
         rows = self._rows(terms, states, blocks, teacher, teacher_offsets)
@@ -106,7 +119,7 @@ class DraftStep:
         for term in terms:
             result = self._sum(states, rows, weights, self._walk([term], states, blocks, teacher, head), blocks)
             (gradient,) = torch.autograd.grad(result.loss, states)
-            norms[term.name] = float(gradient.norm() / result.weight.clamp(min=1e-12))
+            norms[f"grad_norm/loss/{term.name}"] = torch.stack([gradient.norm().double(), result.weight])
         return norms
 
     def _walk(
@@ -162,15 +175,24 @@ class DraftStep:
         )
         return self.weights(supervised, results)
 
-    def _sum(self, hidden: Tensor, rows: Rows, weights: Tensor, walk: Walk, blocks: Blocks) -> StepResult:
+    def _sum(
+        self,
+        hidden: Tensor,
+        rows: Rows,
+        weights: Tensor,
+        walk: Walk,
+        blocks: Blocks,
+        sampling: SlotSampling | None = None,
+        chance: torch.Generator | None = None,
+    ) -> StepResult:
         """Walk the rows that have weight with gradients, and look at the others for their candidates."""
         total = weights.flatten()[rows.index].sum(dtype=torch.float64)
         for term in walk.all:
             term.begin(float(total))
         inputs = [hidden, *trainable(walk.all)]
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-        sampling = self.sampling if learns else None
-        weight = (sampling(weights) if sampling else weights).flatten()[rows.index]
+        sampling = sampling if learns else None
+        weight = (sampling(weights, chance) if sampling else weights).flatten()[rows.index]
         counted = weight > 0 if walk.all else torch.zeros_like(weight, dtype=torch.bool)
         loud, silent = rows.where(counted), rows.where(~counted)
         gradients = [torch.zeros_like(tensor) for tensor in (loud.hidden, *inputs[1:])] if learns else []
@@ -183,6 +205,13 @@ class DraftStep:
         survival = walk.survival.view_as(weights) if self.law else None
         candidates = walk.candidates.view_as(weights)
         return StepResult(loss, total.detach(), walk.terms, candidates, _with_parts(walk), survival)
+
+
+def acceptance(result: StepResult, blocks: Blocks) -> Tensor:
+    """Accepted candidates of each whole block, a float [N]: counted where the target is greedy, else to be expected."""
+    if result.survival is None:
+        return agreeing_prefix(result.candidates, blocks.labels, blocks.supervised).float()
+    return expected_acceptance(result.candidates, result.survival, blocks.labels, blocks.supervised)
 
 
 def expected_acceptance(candidates: Tensor, survival: Tensor, labels: Tensor, supervised: Tensor) -> Tensor:

@@ -64,9 +64,7 @@ def mean_gradients(parameters: list[nn.Parameter], by: float, limit: float, upda
 
 
 def averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
-    """Window averages for the log: every term by name, the share of agreeing candidates, shares of clipping."""
+    """For the log: every term as a mean over weights, and every pair (numerator, denominator) as a ratio, by name."""
     terms = {name: value / weight for name, value in sums.items() if name.startswith("loss/") and weight > 0}
-    shares = {name: value[0] / value[1] for name, value in sums.items() if name.startswith("share/") and value[1] > 0}
-    rows = sums.get("rows")
-    agree = {"train/agreement": sums["agree"] / rows} if rows is not None and rows > 0 else {}
-    return {**terms, **shares, **agree}
+    ratios = {name: value[0] / value[1] for name, value in sums.items() if value.shape == (2,) and value[1] > 0}
+    return {**terms, **ratios}

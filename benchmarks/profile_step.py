@@ -64,7 +64,8 @@ def prompts(path: Path, count: int) -> list[Prompt]:
 def update(module: AdaFlashModule, trajectories: list[Trajectory], visit: int, clock: Clock) -> None:
     """One forward and backward of a micro-batch; gradients are left in the drafter."""
     with clock("blocks"):
-        lesson = module._lesson(trajectories, PromptBatch((), rollout_id=0, visit=visit, visits=8, rows=4, cursor=0))
+        batch = PromptBatch((), rollout_id=0, visit=visit, visits=8, rows=4, cursor=0)
+        lesson = module._lesson(trajectories, module._chance(batch))
     with clock("drafter forward"):
         hidden = module._draft(lesson)
     with clock("vocabulary"):

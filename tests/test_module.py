@@ -18,14 +18,25 @@ from torch import Tensor
 
 from adaflash.errors import UserError
 from adaflash.length.adaptive import AdaptiveLength
+from adaflash.length.base import Outcome
 from adaflash.length.fixed import FullBlock
-from adaflash.losses import ExponentialDecay, TeacherCrossEntropy, TokenCrossEntropy, TotalVariation, Uniform
+from adaflash.length.hazard import at_risk
+from adaflash.losses import (
+    ExponentialDecay,
+    SlotSampling,
+    TeacherCrossEntropy,
+    TokenCrossEntropy,
+    TotalVariation,
+    Uniform,
+)
 from adaflash.losses.oracle import plain_loss
 from adaflash.module import AdaFlashModule
 from adaflash.optim import AdamWConfig
 from adaflash.plugin import LossPlugin
 from adaflash.rollouts.base import RolloutSource
+from adaflash.rollouts.live import LiveRollout
 from adaflash.rollouts.recorded import RecordedRollout
+from adaflash.step import StepResult
 from adaflash.types import Prompt, PromptBatch
 
 warnings.filterwarnings("ignore", module="lightning")
@@ -184,7 +195,7 @@ def test_gradient_is_that_of_the_plain_mean(target, tmp_path: Path) -> None:
 
 def _oracle_gradients(module: AdaFlashModule, prompts: list[Prompt]) -> dict[str, Tensor]:
     trajectories = module.rollout.collect(prompts, module._players(batch(prompts)))
-    lesson = module._lesson(trajectories, batch(prompts))
+    lesson = module._lesson(trajectories, module._chance(batch(prompts)))
     blocks, hidden = lesson.blocks, module._draft(lesson)
     weight = ExponentialDecay()(blocks.supervised)
     teacher = torch.zeros(*blocks.supervised.shape, hidden.shape[-1])
@@ -296,7 +307,8 @@ def test_terms_are_logged_by_name_as_window_means(target, tmp_path: Path) -> Non
         logs.append(watch.logged[-1])
     whole, split = logs
     trajectories = module.rollout.collect(prompts, module._players(batch(prompts)))
-    lesson = (module := fitting.module(target, num_anchors=100))._lesson(trajectories, batch(prompts))
+    module = fitting.module(target, num_anchors=100)
+    lesson = module._lesson(trajectories, module._chance(batch(prompts)))
     result = module._terms(module._draft(lesson), lesson)
     for term in ("ce", "rkl"):
         assert whole[f"loss/{term}"] == pytest.approx(float(result.terms[term] / result.weight), rel=1e-4)
@@ -317,6 +329,79 @@ def test_a_plugin_term_is_trained_and_logged(target, tmp_path: Path) -> None:
         gradients.append(watch.gradients[0]["drafter.fc.weight"])
     assert watch.logged[0]["loss/token"] > 3
     assert not torch.allclose(*gradients)
+
+
+# ---- settings of the objective ----
+
+
+def outcome_of(module: AdaFlashModule, prompts: list[Prompt]) -> tuple[StepResult, Outcome]:
+    """One step of a module on recorded responses, a third of whose tokens are what the drafter says itself."""
+    trajectories = RecordedRollout().collect(prompts, module._players(batch(prompts)))
+    lesson = module._lesson(trajectories, module._chance(batch(prompts)))
+    hidden = module._draft(lesson)
+    with torch.no_grad():
+        drafted = module.target.head(hidden[:, 1:]).argmax(-1)
+    agree = torch.rand(drafted.shape, generator=torch.Generator().manual_seed(7)) < 0.7
+    lesson.blocks.labels[agree] = drafted[agree]
+    result = module._terms(hidden, lesson, module._chance(batch(prompts)))
+    return result, module._outcome(hidden, lesson.blocks, result)
+
+
+def test_sampled_slots_label_and_log_as_all_of_them_would(target) -> None:
+    """Rows that were never computed count neither as wrong nor as right; acceptance needs none of them."""
+    (_, whole), (result, sampled) = (
+        outcome_of(fitting.module(target, sampling=sampling, num_anchors=50), recorded(6))
+        for sampling in (None, SlotSampling())
+    )
+    assert bool(((result.candidates < 0) & whole.known).any())
+    assert torch.equal(sampled.accepted, whole.accepted) and 0.3 < float(whole.accepted.mean()) < 6
+    assert torch.equal(at_risk(sampled.agreed, sampled.known), at_risk(whole.agreed, whole.known))
+    assert not bool((sampled.known & (result.candidates < 0)).any())
+    for name, pair in whole.sums().items():
+        assert sampled.sums()[name].tolist() == pair.tolist()
+
+
+def test_sampled_slots_draw_by_rollout_and_visit_not_by_the_clock(target, tmp_path: Path) -> None:
+    weights = []
+    for setting in (SlotSampling(), SlotSampling(), None):
+        module = fitting.module(target, rollout=RecordedRollout(), sampling=setting)
+        torch.rand(1 if weights else 3)  # the global generator stands elsewhere
+        fit(module, tmp_path, Batches(*[batch(recorded(3), i) for i in range(2)]), 2)
+        weights.append(fitting.weights(module)["drafter.fc.weight"])
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_a_sampled_rollout_labels_acceptance_by_what_is_to_be_expected(target) -> None:
+    """sum_k prod_{j<k} [d_j = token] p_k(d_k), with the temperature and filters of the rollout; greedy counts."""
+    live = LiveRollout(max_new_tokens=12, temperature=0.7, top_k=5)
+    result, outcome = outcome_of(fitting.module(target, rollout=live, num_anchors=50), recorded(6))
+    _, greedy = outcome_of(fitting.module(target, num_anchors=50), recorded(6))
+    assert result.survival is not None and torch.equal(outcome.agreed, greedy.agreed)
+    expected = torch.zeros(len(outcome.agreed))
+    for n, row in enumerate(outcome.agreed.tolist()):
+        for k, agreed in enumerate(row):
+            expected[n] += float(result.survival[n, k])
+            if not agreed:
+                break
+    torch.testing.assert_close(outcome.accepted, expected)
+    assert bool((outcome.accepted != outcome.accepted.round()).any())
+    assert torch.equal(greedy.accepted, greedy.agreed.long().cumprod(1).sum(1).float())
+
+
+def test_gradient_norms_are_logged_on_request_and_change_nothing(target, tmp_path: Path) -> None:
+    weights = []
+    for every in (0, 2):
+        watch = Watch()
+        module = fitting.module(
+            target, rollout=RecordedRollout(), sampling=SlotSampling(), log_gradient_norms_every=every
+        )
+        fit(module, tmp_path, Batches(*[batch(recorded(3), i) for i in range(3)]), 3, watch)
+        weights.append(fitting.weights(module))
+    names = {"grad_norm/loss/ce", "grad_norm/loss/rkl"}
+    assert names <= set(watch.logged[0]) and all(watch.logged[0][name] > 0 for name in names)
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    first, second, third = ([logged[name] for name in sorted(names)] for logged in watch.logged)
+    assert first == second != third  # Lightning shows the last value until there is a new one: updates 1 and 3
 
 
 # ---- refusals ----
@@ -354,7 +439,9 @@ def test_the_trainers_own_clipping_is_refused(target, tmp_path: Path) -> None:
         fit(fitting.module(target), tmp_path, Batches(batch(recorded(2))), 1, gradient_clip_val=1.0)
 
 
-@pytest.mark.parametrize("wrong", [{"num_anchors": 0}, {"anchor_mix": 1.5}, {"clip": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_anchors": 0}, {"anchor_mix": 1.5}, {"clip": 0.0}, {"log_gradient_norms_every": -1}]
+)
 def test_settings_out_of_range(target, wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         fitting.module(target, **wrong)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from adaflash.types import Proposal
@@ -26,6 +27,17 @@ class Outcome:
     agreed: Tensor  # [N, K] bool: candidate k is the trajectory's token
     known: Tensor  # [N, K] bool, a contiguous prefix: `agreed` can be told; behind it the block is censored
     head: Callable[[Tensor], Tensor] | None = None  # states [M, H] -> logits [M, V], for policies that ask for rows
+
+    def sums(self) -> dict[str, Tensor]:
+        """For the log, (numerator, denominator) by name: candidates at risk that agree, and acceptance of whole blocks.
+
+        At risk are those behind an agreeing prefix: all of them are known even where slots are sampled.
+        """
+        before = torch.cat([torch.ones_like(self.agreed[:, :1]), self.agreed[:, :-1]], 1).cumprod(1).bool() & self.known
+        return {
+            "train/agreement": torch.stack([(self.agreed & before).sum(), before.sum()]),
+            "train/accepted": torch.stack([(self.accepted * self.labelled).sum(), self.labelled.sum()]),
+        }
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class SlotSampling:
         return (weights / self.cap).clamp(max=1)
 
     def __call__(self, weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Weights with the dropped candidates at 0; the default generator belongs to the run's saved state."""
-        noise = torch.rand(weights.shape, generator=generator, device=weights.device)
+        """Weights with the dropped candidates at 0. The generator is one of the CPU, wherever the weights are."""
+        noise = torch.rand(weights.shape, generator=generator).to(weights.device)
         kept = noise < self.probability(weights)
         return torch.where(kept, weights.clamp(min=self.cap), 0).to(weights.dtype)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from adaflash.drafters.base import Drafter
 from adaflash.length.base import LengthPolicy
 from adaflash.targets.hf import HFTarget
 from adaflash.types import Prompt, Trajectory
+
+Law = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class RolloutSource(ABC):
     @abstractmethod
     def collect(self, prompts: Sequence[Prompt], players: Players) -> list[Trajectory]:
         """One trajectory per prompt, in order."""
+
+    def law(self) -> Law | None:
+        """Logits [M, V] -> the probabilities its responses are sampled from; None where they are greedy."""
+        return None
 
     def describe(self) -> str:
         """One phrase for the banner."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from adaflash.decoding.engine import Engine
+from adaflash.decoding.sampling import filtered_probabilities
 from adaflash.errors import UserError
 from adaflash.length.fixed import FixedLength
-from adaflash.rollouts.base import Players, RolloutSource, seed_of
+from adaflash.rollouts.base import Law, Players, RolloutSource, seed_of
 from adaflash.types import Prompt, Request, Trajectory
 
 
@@ -56,6 +58,11 @@ class LiveRollout(RolloutSource):
             prompt.tokens, self.max_new_tokens, prompt.id, prompt.domain, seed_of(seed, prompt.id),
             self.temperature, self.top_k, self.top_p,
         )  # fmt: skip
+
+    def law(self) -> Law | None:
+        if self.temperature == 0:
+            return None
+        return partial(filtered_probabilities, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def describe(self) -> str:
         how = "greedy" if self.temperature == 0 else f"temperature {self.temperature}"
