@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 import adaflash
 from adaflash.errors import UserError
@@ -26,7 +27,17 @@ def loggers(folder: str, command: str) -> list[Any]:
     if command == "fit" and old.is_file() and getattr(rank_zero_only, "rank", 0) == 0:
         number = next(n for n in count(1) if not (place / f"metrics.{n}.csv").exists())
         old.rename(place / f"metrics.{number}.csv")
-    return [TensorBoardLogger(folder, name="", version=""), CSVLogger(place, name="", version="")]
+    return [*_tensorboard(folder), CSVLogger(place, name="", version="")]
+
+
+def _tensorboard(folder: str) -> list[Any]:
+    """The TensorBoard logger; without the package a notice, and the CSV has every scalar all the same."""
+    if find_spec("tensorboard") is None:
+        rank_zero_warn(
+            "no TensorBoard log: the package is not installed (pip install tensorboard). All scalars are in metrics.csv"
+        )
+        return []
+    return [TensorBoardLogger(folder, name="", version="", default_hp_metric=False)]
 
 
 def make_room(folder: Path, overwrite: bool) -> None:
@@ -43,7 +54,7 @@ def make_room(folder: Path, overwrite: bool) -> None:
             "--overwrite true to replace it"
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for pattern in ("events.out.tfevents.*", "*.csv", "*.png", "gain.json", "config.yaml"):
+    for pattern in ("events.out.tfevents.*", "*.csv", "*.png", "gain.json", "drafts.jsonl", "config.yaml"):
         for path in folder.glob(pattern):
             path.unlink()
 

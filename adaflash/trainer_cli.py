@@ -12,11 +12,12 @@ import jsonargparse
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from adaflash.callbacks.acceptance import AcceptanceMonitor
 from adaflash.callbacks.gain_table import GainTable
+from adaflash.callbacks.nan_guard import NaNGuard
 from adaflash.configuration import PACKAGED
 from adaflash.data.prompts import PromptDataModule
 from adaflash.errors import UserError
@@ -74,6 +75,7 @@ class TrainerCLI(LightningCLI):
         parser.link_arguments("run", "trainer.default_root_dir")
         parser.add_lightning_class_args(AcceptanceMonitor, "acceptance")
         parser.add_lightning_class_args(GainTable, "gain")
+        parser.add_lightning_class_args(NaNGuard, "nan_guard")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(ModelCheckpoint, "best")
 
@@ -106,6 +108,9 @@ class TrainerCLI(LightningCLI):
         return self.config[self.subcommand] if self.subcommand else self.config
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
+        bars = [each for each in config.get("callbacks") or [] if isinstance(each, ProgressBar)]
+        kept = bars[-1:] if config.get("enable_progress_bar", True) else []  # Lightning takes one, and none without it
+        config["callbacks"] = [each for each in config.get("callbacks") or [] if each not in bars or each in kept]
         if config.get("logger") in (None, True):
             config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
         return super()._instantiate_trainer(config, callbacks)

@@ -71,7 +71,9 @@ def test_no_command_and_a_wrong_one(capsys: Any) -> None:
 def test_every_experiment_builds_with_its_monitors(name: str, words: list[str]) -> None:
     cli = build(*words, "-c", name, "--target", words_target(words), "--trainer.accelerator", "cpu")
     names = [type(callback).__name__ for callback in cli.trainer.callbacks]
-    assert {"AcceptanceMonitor", "GainTable", "ValidateFirst"} <= set(names) and names.count("ModelCheckpoint") == 2
+    assert {"AcceptanceMonitor", "GainTable", "NaNGuard", "ValidateFirst"} <= set(names) and names.count(
+        "ModelCheckpoint"
+    ) == 2
 
 
 def words_target(words: list[str]) -> str:
@@ -158,5 +160,7 @@ def test_every_callback_fits_two_steps_from_the_yaml_in_its_docstring(
 
 def yaml_of(docstring: str) -> str:
     """The indented block that begins with `trainer:`, or the line of a callback that has a key of its own."""
-    found = re.search(r"^( *)(?:trainer:\n(?:\1 +.*\n?|\n)+|(?:acceptance|gain): .*\n)", docstring, re.MULTILINE)
+    found = re.search(
+        r"^( *)(?:trainer:\n(?:\1 +.*\n?|\n)+|(?:acceptance|gain|nan_guard): .*\n)", docstring, re.MULTILINE
+    )
     return textwrap.dedent(found.group()) if found else ""
