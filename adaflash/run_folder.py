@@ -1,10 +1,8 @@
-"""The folder of a run: its loggers, making room for a new one, and what its checkpoints say of their origin."""
+"""The folder of a run: its loggers, and making room for a new one."""
 
 from __future__ import annotations
 
 import shutil
-import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-import adaflash
 from adaflash.errors import UserError
 
 
@@ -57,10 +54,3 @@ def make_room(folder: Path, overwrite: bool) -> None:
     for pattern in ("events.out.tfevents.*", "*.csv", "*.png", "gain.json", "drafts.jsonl", "config.yaml"):
         for path in folder.glob(pattern):
             path.unlink()
-
-
-def provenance(config: str) -> dict[str, Any]:
-    """What a checkpoint says of its origin; plain values only, so that safe loading works. `config` is the full YAML."""
-    names = ("torch", "lightning", "transformers", "jsonargparse")
-    versions = {"adaflash": adaflash.__version__, **{name: version(name) for name in names}}
-    return {"config": config, "command": " ".join(sys.argv), "versions": versions}

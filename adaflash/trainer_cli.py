@@ -18,12 +18,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from adaflash.callbacks.acceptance import AcceptanceMonitor
 from adaflash.callbacks.gain_table import GainTable
 from adaflash.callbacks.nan_guard import NaNGuard
+from adaflash.callbacks.provenance_file import ProvenanceFile
 from adaflash.configuration import PACKAGED
 from adaflash.data.prompts import PromptDataModule
 from adaflash.errors import UserError
 from adaflash.module import AdaFlashModule
 from adaflash.parser import Parser
-from adaflash.run_folder import loggers, make_room, provenance
+from adaflash.provenance import provenance
+from adaflash.run_folder import loggers, make_room
 
 BASE = PACKAGED / "base.yaml"
 _PLAIN_YAML = jsonargparse.get_loader("yaml")
@@ -57,7 +59,7 @@ class TrainerCLI(LightningCLI):
             auto_configure_optimizers=False,
             seed_everything_default=42,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"inference_mode": False},
+            trainer_defaults={"inference_mode": False, "callbacks": [ProvenanceFile()]},
             parser_kwargs={"allow_abbrev": False, "default_env": True, "env_prefix": "ADAFLASH", **defaults},
         )
 
@@ -100,7 +102,8 @@ class TrainerCLI(LightningCLI):
             raise UserError(str(error)) from error
         config = self._settings.clone()
         config.pop("config", None)
-        self.model.provenance = provenance(self._parser(self.subcommand).dump(config, skip_link_targets=False))
+        text = self._parser(self.subcommand).dump(config, skip_link_targets=False)
+        self.model.provenance = provenance(text, config.seed_everything)
 
     @property
     def _settings(self) -> Any:

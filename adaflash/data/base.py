@@ -73,6 +73,10 @@ class PromptSource(ABC):
             self._digest = self._content()
         return self.report
 
+    def files(self) -> list[dict[str, Any]]:
+        """Files that were read: path, bytes on disk, and a hash of what was read (all of it, unless `limit` ended it)."""
+        return []
+
     def drop(self, bad: dict[int, RowError]) -> None:
         """Take out rows that turned out bad later (index -> why)."""
         report = self.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -51,6 +52,13 @@ class JsonlSource(PromptSource):
     def name(self) -> str:
         """The paths as given."""
         return ", ".join(self.paths)
+
+    def files(self) -> list[dict[str, Any]]:
+        """Every file; gzip is hashed unpacked."""
+        return [
+            {"path": file.path, "bytes": os.path.getsize(file.path), "blake2b_8": file.digest.hexdigest()}
+            for file in self._files
+        ]
 
     def _records(self) -> Iterator[Record]:
         address = 0

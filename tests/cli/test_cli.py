@@ -108,6 +108,9 @@ def test_fit_validate_predict_and_recorded_rollouts(words: list[str], tmp_path: 
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert "model:" in checkpoint["adaflash"]["provenance"]["config"]
     assert not any("target" in key for key in checkpoint["state_dict"])
+    beside = json.loads((run / "checkpoints" / "provenance.json").read_text())
+    assert beside == checkpoint["adaflash"]["provenance"] and beside["seed"] == 42
+    assert beside["data"]["val"][0]["name"] == "shipped eval/math.jsonl"
     # The same folder again: stopped with the remedy, or taken up, or replaced.
     assert main(["fit", *words]) == 2 and "--ckpt_path last" in capsys.readouterr().err
     assert main(["fit", *words, "--ckpt_path", "last", "--trainer.max_steps", "3"]) == 0
