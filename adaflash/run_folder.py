@@ -24,7 +24,8 @@ def loggers(folder: str, command: str) -> list[Any]:
     if command == "fit" and old.is_file() and getattr(rank_zero_only, "rank", 0) == 0:
         number = next(n for n in count(1) if not (place / f"metrics.{n}.csv").exists())
         old.rename(place / f"metrics.{number}.csv")
-    return [*_tensorboard(folder), CSVLogger(place, name="", version="")]
+    numbers = CSVLogger(place, name="", version="", flush_logs_every_n_steps=1)  # a kill must not take rows with it
+    return [*_tensorboard(folder), numbers]
 
 
 def _tensorboard(folder: str) -> list[Any]:

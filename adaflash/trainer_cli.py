@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
 
 from adaflash.callbacks.acceptance import AcceptanceMonitor
 from adaflash.callbacks.gain_table import GainTable
@@ -26,6 +27,8 @@ from adaflash.module import AdaFlashModule
 from adaflash.parser import Parser
 from adaflash.provenance import provenance
 from adaflash.run_folder import loggers, make_room
+from adaflash.saving import LastCheckpoint
+from adaflash.stopping import Stopped
 
 BASE = PACKAGED / "base.yaml"
 _PLAIN_YAML = jsonargparse.get_loader("yaml")
@@ -39,7 +42,15 @@ def run(words: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # `loggers` has set aside what is kept
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # between Lightning and torch, nothing of ours
     sys.argv = ["adaflash", *words]
-    TrainerCLI()
+    try:
+        TrainerCLI()
+    except Stopped as stopped:
+        rank_zero_only(print)(f"adaflash {words[0]}: {stopped}", file=sys.stderr)
+        return stopped.status
+    except SystemExit as left:
+        if isinstance(left.__context__, KeyboardInterrupt):  # Lightning turns a Ctrl-C into `exit(1)`
+            raise KeyboardInterrupt from None
+        raise
     return 0
 
 
@@ -78,7 +89,7 @@ class TrainerCLI(LightningCLI):
         parser.add_lightning_class_args(AcceptanceMonitor, "acceptance")
         parser.add_lightning_class_args(GainTable, "gain")
         parser.add_lightning_class_args(NaNGuard, "nan_guard")
-        parser.add_lightning_class_args(ModelCheckpoint, "last")
+        parser.add_lightning_class_args(LastCheckpoint, "last")
         parser.add_lightning_class_args(ModelCheckpoint, "best")
 
     def _parse_ckpt_path(self) -> None:
@@ -116,6 +127,8 @@ class TrainerCLI(LightningCLI):
         config["callbacks"] = [each for each in config.get("callbacks") or [] if each not in bars or each in kept]
         if config.get("logger") in (None, True):
             config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
+        signals = [each.signals for each in callbacks if isinstance(each, LastCheckpoint)]
+        config["callbacks"] = [*signals, *(config.get("callbacks") or [])]  # they must listen before anyone else works
         return super()._instantiate_trainer(config, callbacks)
 
 

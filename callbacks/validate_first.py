@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from adaflash.saving import validate_now
+
 
 class ValidateFirst(Callback):
     """Runs the validation loop of `fit` once at step 0; a resumed run has its "before" already."""
@@ -17,9 +19,4 @@ class ValidateFirst(Callback):
         """Validate on every rank alike."""
         if trainer.global_step > 0 or not trainer.enable_validation:
             return
-        connector = trainer._logger_connector
-        first, trainer.validating = connector._first_loop_iter, True
-        trainer.fit_loop.epoch_loop.val_loop.run()
-        # As Lightning's own epoch loop does after a validation inside an epoch.
-        trainer.training, connector._first_loop_iter = True, first
-        pl_module.train()
+        validate_now(trainer, pl_module)
