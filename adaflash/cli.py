@@ -19,6 +19,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash test ...          the same, reported as test
   adaflash predict ...       record the target's responses as JSONL
   adaflash generate ...      continue a prompt, text streamed out
+  adaflash bench ...         compare length policies with plain decoding, over prompt sets and loads
   adaflash cost ...          measure what rounds cost on this machine, and the tau that drafting needs to pay
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
   adaflash import ...        check somebody's drafter against a target, and write it as one of ours
@@ -78,6 +79,12 @@ def _doctor(words: list[str]) -> int:
     return doctor(words)
 
 
+def _bench(words: list[str]) -> int:
+    from adaflash.bench.bench_command import main as bench
+
+    return bench(words)
+
+
 def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
     """A command that is a function: its arguments are the options, what it returns (or 0) is the exit status."""
 
@@ -94,6 +101,7 @@ def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
 _LIGHT = {
     "fetch": _fetch,
     "generate": _function("generate", "adaflash.generate", "generate"),
+    "bench": _bench,
     "cost": _function("cost", "adaflash.bench.cost_command", "cost"),
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),

@@ -31,6 +31,20 @@ def load_run(checkpoint: str | Path, target: str = "") -> AdaFlashModule:
     return module.eval()
 
 
+def origin(checkpoint: str | Path) -> dict[str, Any]:
+    """What a checkpoint says of its run, weights left where they are: path, step, config, command, versions, made_for.
+
+    Raises:
+        UserError: not a checkpoint, or not one of ours.
+    """
+    path = find_checkpoint(Path(checkpoint))
+    content = _read(path, mmap=True)
+    told = dict(content["adaflash"].get("provenance", {}))
+    config = yaml.safe_load(told.pop("config", "") or "{}")
+    made_for = content["adaflash"].get("made_for", {})
+    return {**told, "path": str(path), "step": content.get("global_step"), "config": config, "made_for": made_for}
+
+
 def find_checkpoint(path: Path) -> Path:
     """The file itself, or the best (else last) checkpoint of a run folder."""
     if path.is_file():
@@ -44,9 +58,9 @@ def find_checkpoint(path: Path) -> Path:
     raise UserError(f"--checkpoint {path}: no such file, or a folder without checkpoints; give a .ckpt or a run folder")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # a damaged or foreign file raises nearly anything
         why = str(error).strip().splitlines()[:1]
         raise UserError(f"{path}: not a checkpoint that can be read safely ({' '.join(why)[:160]})") from error

@@ -14,10 +14,20 @@ from statistics import median
 import torch
 
 from adaflash.bench.interval import Interval, bootstrap
-from adaflash.bench.runs import DecodesRequests, Group, Run, decode, differences, failures, groups_of, shorter
+from adaflash.bench.runs import (
+    DecodesRequests,
+    Group,
+    Run,
+    decode,
+    differences,
+    failures,
+    groups_of,
+    shorter,
+    take_turns,
+)
 from adaflash.decoding.stats import OVERALL
 from adaflash.decoding.tally import Tally, count
-from adaflash.types import Prompt
+from adaflash.types import Prompt, Trajectory
 
 
 @dataclass(frozen=True)
@@ -88,10 +98,7 @@ def measure_gain(
         decode(engine, [shorter(request) for request in groups[0].requests])
     for _ in range(rounds):
         for group in groups:
-            group.plain.append(decode(plain_engine, group.requests))
-            group.drafted.append(decode(draft_engine, group.requests))
-            group.drafted.append(decode(draft_engine, group.requests))
-            group.plain.append(decode(plain_engine, group.requests))
+            take_turns(group, plain_engine, draft_engine)
     by_domain = {name: [group for group in groups if group.domain == name] for name in sorted(prompts_by_domain)}
     return [row(name, mine) for name, mine in {**by_domain, OVERALL: groups}.items() if mine]
 
@@ -117,15 +124,14 @@ def row(domain: str, groups: Sequence[Group]) -> GainRow:
         interval=bootstrap(groups, _ratio),
         end_to_end_ratio=_over(drafted.end_to_end, plain.end_to_end),
         noise=_noise(groups),
-        tally=tally(runs),
+        tally=tally([each for run in runs for each in run.trajectories]),
         parts=parts,
         accounted=sum(parts.values()) / max(sum(run.wall for run in runs), 1e-9),
     )
 
 
-def tally(runs: Sequence[Run]) -> Tally:
-    """What the drafted runs counted."""
-    trajectories = [each for run in runs for each in run.trajectories]
+def tally(trajectories: Sequence[Trajectory]) -> Tally:
+    """What these trajectories counted."""
     block_size = max((each.blocks.candidates.shape[1] for each in trajectories), default=0) + 1
     sums = torch.stack([count(each, block_size) for each in trajectories]).sum(0)
     return Tally.from_vector(sums, block_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -82,6 +82,20 @@ def decode(engine: DecodesRequests, requests: Sequence[Request]) -> Run:
     wall = time.perf_counter() - start
     parts = {name: value - before.get(name, 0.0) for name, value in engine.seconds.items()}
     return Run(wall, parts, trajectories)
+
+
+Decode = Callable[[DecodesRequests, Sequence[Request]], Run]
+
+
+def take_turns(
+    group: Group, plain: DecodesRequests, drafted: DecodesRequests, rounds: int = 1, decode: Decode = decode
+) -> None:
+    """Plain, drafted, drafted, plain: a machine that gets slower or faster does so for both."""
+    for _ in range(rounds):
+        group.plain.append(decode(plain, group.requests))
+        group.drafted.append(decode(drafted, group.requests))
+        group.drafted.append(decode(drafted, group.requests))
+        group.plain.append(decode(plain, group.requests))
 
 
 def differences(group: Group) -> list[dict[str, object]]:
