@@ -52,6 +52,14 @@ def make_room(folder: Path, overwrite: bool) -> None:
             "--overwrite true to replace it"
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for pattern in ("events.out.tfevents.*", "*.csv", "*.png", "gain.json", "drafts.jsonl", "config.yaml"):
+    for pattern in (
+        "events.out.tfevents.*",
+        "*.csv",
+        "*.png",
+        "gain.json",
+        "drafts.jsonl",
+        "bench.jsonl",
+        "config.yaml",
+    ):
         for path in folder.glob(pattern):
             path.unlink()

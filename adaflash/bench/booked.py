@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 class Booked(LengthPolicy):
-    """A policy, and beside it the modelled seconds of its rounds (prefill and host time are not in them)."""
+    """A policy, and beside it the modelled seconds of its rounds (prefill and host time are not in them).
+
+    Args:
+        policy: What chooses.
+        costs: The table its rounds are booked with; a policy that knows cost decides by it as well.
+    """
 
     def __init__(self, policy: LengthPolicy, costs: CostTable) -> None:
         super().__init__()
