@@ -20,6 +20,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash predict ...       record the target's responses as JSONL
   adaflash generate ...      continue a prompt, text streamed out
   adaflash bench ...         compare length policies with plain decoding, over prompt sets and loads
+  adaflash plan -c CONFIG    memory a device will need, by part, before anything is loaded; what to change
   adaflash cost ...          measure what rounds cost on this machine, and the tau that drafting needs to pay
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
   adaflash import ...        check somebody's drafter against a target, and write it as one of ours
@@ -73,6 +74,12 @@ def _fetch(words: list[str]) -> int:
     return fetch(words)
 
 
+def _plan(words: list[str]) -> int:
+    from adaflash.plan.command import main as plan
+
+    return plan(words)
+
+
 def _doctor(words: list[str]) -> int:
     from adaflash.doctor.command import main as doctor
 
@@ -102,6 +109,7 @@ _LIGHT = {
     "fetch": _fetch,
     "generate": _function("generate", "adaflash.generate", "generate"),
     "bench": _bench,
+    "plan": _plan,
     "cost": _function("cost", "adaflash.bench.cost_command", "cost"),
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),

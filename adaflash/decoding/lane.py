@@ -82,10 +82,10 @@ class Lane:
         rows = slice(first, first + count)
         if drafting:
             self.waiting.append(features.context[rows])
-        if self._keep:
-            self._context.append(features.context[rows])
+        if self._keep:  # copies: a slice would hold the states of all lanes and of rejected candidates with it
+            self._context.append(features.context[rows].clone())
             if teaches:
-                self._teacher.append(features.hidden[rows])
+                self._teacher.append(features.hidden[rows].clone())
 
     def log(self, anchor: int, draft: Draft, accepted: int, committed: int) -> None:
         """Remember one drafted round."""

@@ -7,9 +7,7 @@ target, accept what agrees.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -47,7 +45,8 @@ class Session:
         self.active: list[Lane] = []
         self.free = list(range(lanes))
         self.cancelled: set[int] = set()
-        self.drafts = DraftRounds(settings, self.draft_pool, self._timed) if settings.drafter else None
+        # The clock is the settings': a method of the session would make a ring, and its pools would wait for the collector.
+        self.drafts = DraftRounds(settings, self.draft_pool, settings.timed) if settings.drafter else None
 
     @torch.no_grad()
     def run(self) -> Iterator[Progress]:
@@ -66,7 +65,7 @@ class Session:
         drafts = self.drafts.propose(drafting) if self.drafts and wanted else {}
         lanes = [lane for lane in self.active if not lane.finish]
         features, rows, verdicts = self._verify(lanes, drafts) if lanes else (_NOTHING, (), [])
-        with self._timed("accept"):
+        with self.settings.timed("accept"):
             kept: dict[int, list[int]] = {}
             for lane, verdict, row in zip(lanes, verdicts, rows, strict=True):
                 kept[lane.index] = self._accept(lane, drafts.get(lane.index), verdict, features, row)
@@ -89,7 +88,7 @@ class Session:
     ) -> tuple[Features, tuple[int, ...], list[Verdict | None]]:
         """One packed pass of the target over all windows: its states, each lane's first row, and its verdicts."""
         windows = [[lane.tokens[-1], *drafts.get(lane.index, PLAIN).window] for lane in lanes]
-        with self._timed("verify"):
+        with self.settings.timed("verify"):
             features, segments = self._read(lanes, [lane.cached for lane in lanes], windows)
             logits = self.target.head(features.hidden)
             mine = [drafts.get(lane.index, PLAIN) for lane in lanes]
@@ -141,7 +140,7 @@ class Session:
             yield from ended
             if not new:
                 return
-            with self._timed("prefill"):
+            with self.settings.timed("prefill"):
                 news = self._prefill(new)
                 self._release()
             yield from news
@@ -218,11 +217,3 @@ class Session:
     def _release(self) -> None:
         self.free = sorted(self.free + [lane.place for lane in self.active if lane.finish])
         self.active = [lane for lane in self.active if not lane.finish]
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.settings.seconds[part] += time.perf_counter() - start

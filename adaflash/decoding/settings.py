@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from adaflash.decoding.verify import Verification
@@ -36,3 +39,12 @@ class Settings:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # wall time by part of a round
     passes: Counter[str] = field(default_factory=Counter)  # target rows verified, passes, prompt rows
     memory: dict[str, int] = field(default_factory=dict)  # bytes of the pools of the last whole stream
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the wall time of the block under a name."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - start

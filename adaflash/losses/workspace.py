@@ -48,7 +48,7 @@ class Workspace:
 
         Off the CPU one tile is everything. Workers compute without gradients.
         """
-        step = max(TILE // logits.shape[1], 1) if logits.is_cpu else max(len(logits), 1)
+        step = self.tile_rows(logits) if logits.is_cpu else max(len(logits), 1)
         tiles = [slice(start, min(start + step, len(logits))) for start in range(0, len(logits), step)]
         threads = torch.get_num_threads()
         if not logits.is_cpu or min(threads, len(tiles)) < 2:
@@ -57,6 +57,14 @@ class Workspace:
             return _share(work, tiles, min(threads, len(tiles)))
         finally:
             torch.set_num_threads(threads)
+
+    def bytes(self) -> int:
+        """Memory that the buffers hold, in bytes."""
+        return sum(buffer.nbytes for buffer in self._held.values())
+
+    def tile_rows(self, logits: Tensor) -> int:
+        """Rows of a tile on a CPU."""
+        return max(TILE // logits.shape[1], 1)
 
     def _take(self, name: str, rows: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or working(like[:0]).dtype
