@@ -16,6 +16,11 @@ def log_now(trainer: L.Trainer, module: L.LightningModule, values: Mapping[str, 
     rollout most would be lost. Call it on every rank, with values that were reduced already.
     """
     module.log_dict(dict(values), logger=False, on_step=True, on_epoch=False, batch_size=1)
+    to_loggers(trainer, values)
+
+
+def to_loggers(trainer: L.Trainer, values: Mapping[str, float]) -> None:
+    """Hand training values to every logger alone; also where `module.log` is not allowed. Rank 0 writes."""
     step = trainer.fit_loop.epoch_loop._batches_that_stepped  # where Lightning puts its own: the first update is 0
     for logger in trainer.loggers if trainer.is_global_zero else []:
         logger.log_metrics(dict(values), step=step)

@@ -51,6 +51,10 @@ class HFTarget:
         self._extra_stop_ids = tuple(stop_ids)
         self._softcap = final_softcap(model.config)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> HFTarget:
+        """A copy of what holds a target (a module whose weights are averaged) shares it: it never changes."""
+        return self
+
     @classmethod
     def load(cls, name: str, options: TargetOptions | None = None) -> HFTarget:
         """Load from a fetched name, a local directory or a Hub id.
