@@ -52,26 +52,48 @@ class Banner(Callback):
 
 def lines(trainer: Trainer, module: Any) -> list[tuple[str, str]]:
     """Name and text of every line of the banner."""
-    target, drafter, data = module.target, module.drafter, getattr(trainer, "datamodule", None)
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    target, drafter = module.target, module.drafter
     frozen = sum(p.numel() for p in target.model.parameters())
     losses = " + ".join(f"{term.weight:g} {term.name}" for term in module.losses)
     anchors = f"{module.num_anchors} blocks a trajectory, {module.anchor_mix:.0%} of them where the drafter started one"
-    rows = [
+    return [
         ("target", f"{module.target_name}: {frozen / 1e6:.0f} M parameters, {target.num_layers} layers, frozen"),
         (
             "drafter",
-            f"{len(drafter.layers)} layers, blocks of {drafter.block_size}, reads layers {list(drafter.context_layers)}",
+            f"{_trained(drafter)}, {len(drafter.layers)} layers, blocks of {drafter.block_size}, reads layers "
+            f"{list(drafter.context_layers)}, mask token {drafter.mask_id} ({drafter.mask_source})",
         ),
-        ("mask token", f"{drafter.mask_id} ({drafter.mask_source})"),
-        ("trained", f"{trained / 1e6:.1f} M parameters (drafter and length policy)"),
-        ("policy", module.length.describe()),
+        ("policy", f"{module.length.describe()}: {_trained(module.length)}"),
         ("rollouts", module.rollout.describe()),
         ("loss", f"{losses}; {anchors}"),
-        ("steps", f"{trainer.max_steps} updates, validation every {trainer.val_check_interval} batches"),
+        *_data(getattr(trainer, "datamodule", None)),
+        ("steps", _steps(trainer)),
+        ("runs on", f"{trainer.world_size} x {module.device.type}, {trainer.precision}"),
         ("run folder", str(trainer.default_root_dir)),
     ]
-    if data is not None and hasattr(data, "rollout_size"):
-        text = f"{data.rollout_size} prompts a rollout, used {data.reuse} times in batches of {data.batch_size}"
-        rows.insert(6, ("data", text))
-    return rows
+
+
+def _trained(module: Any) -> str:
+    """Size of what learns."""
+    count = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return f"{count / 1e6:.2f} M parameters" if count else "learns nothing"
+
+
+def _data(data: Any) -> list[tuple[str, str]]:
+    """Sources by role with their rows and domains, and how they are rolled out."""
+    if data is None or not hasattr(data, "pools"):
+        return []
+    found = []
+    for role, pools in data.pools.items():
+        sources = [pool.source for pool in pools]
+        if sources:
+            domains = ", ".join(sorted({name for source in sources for name in source.domains}))
+            found.append((role, f"{sum(map(len, sources))} rows of {len(sources)} sources: {domains}"))
+    size, reuse, batch = data.rollout_size, data.reuse, data.batch_size
+    return [*found, ("data", f"{size} prompts a rollout, used {reuse} times in batches of {batch}")]
+
+
+def _steps(trainer: Trainer) -> str:
+    """What is to come."""
+    done = f" (from {trainer.global_step} on)" if trainer.global_step else ""
+    return f"{trainer.max_steps} updates{done}, validation every {trainer.val_check_interval} batches"

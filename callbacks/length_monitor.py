@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from adaflash.bench import picture
 from adaflash.bench.folder import run_folder
+from adaflash.bench.log import boards
 from adaflash.bench.reliability import reliability_figure, write_rows
 from adaflash.length.calibration import CalibrationStats, scalars
 
@@ -26,7 +27,7 @@ class LengthMonitor(Callback):
     `val/length/error`: mean absolute error of the expected acceptance, in candidates. `val/length/calibration`: mean
     distance of foreseen S_k and the share that survived, over ten bins of S_k; `/{domain}` and `/{k}` are its parts.
     (Wasted, lost and regret are the acceptance monitor's: `val/length/wasted`, ...) Into the run's root folder go
-    `reliability.csv`, sums by step, domain, position and bin, and `reliability.png`.
+    `reliability.csv`, sums by step, domain, position and bin, and `reliability.png`, which TensorBoard shows as well.
 
     Policies that expect nothing (fixed lengths) log nothing.
 
@@ -87,6 +88,9 @@ class LengthMonitor(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         write_rows(folder / "reliability.csv", trainer.global_step, self._stats.domains, survival)
         try:
-            picture.save(reliability_figure(self._stats.domains, survival), folder / "reliability.png")
+            figure = reliability_figure(self._stats.domains, survival)
         except ImportError:  # the acceptance monitor says what is missing
             return
+        picture.save(figure, folder / "reliability.png")
+        for board in boards(trainer):
+            board.add_figure(f"{stage}/length/reliability", figure, trainer.global_step)
