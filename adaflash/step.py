@@ -24,6 +24,7 @@ from adaflash.losses.rows import Rows
 from adaflash.losses.sampling import SlotSampling
 from adaflash.losses.teach import Head, Law
 from adaflash.types import Blocks
+from adaflash.vocabulary import DraftHead
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class DraftStep:
         teacher_offsets: Tensor | None,
         head: Head,
         chance: torch.Generator | None = None,
+        drafted: DraftHead | None = None,
     ) -> StepResult:
         """Mask, weight, walk.
 
@@ -90,6 +92,7 @@ class DraftStep:
             teacher_offsets: [R] int64; position p of trajectory r is row teacher_offsets[r] + p of `teacher`.
             head: states [M, H] -> logits [M, V], the frozen output head of the target.
             chance: of sampled slots.
+            drafted: states -> logits [M, n] of a drafter that can say n of the V tokens; None: it has all of them.
 
         Raises:
             NumericalError: logits that are no distribution, naming trajectory, anchor and candidate.
@@ -98,14 +101,20 @@ class DraftStep:
         terms = list(self.terms)
         check_names(terms)
         rows = self._rows(terms, hidden, blocks, teacher, teacher_offsets)
-        walk = self._walk(terms, hidden, blocks, teacher, head)
+        walk = self._walk(terms, hidden, blocks, teacher, head, drafted)
         try:
             return self._sum(hidden, rows, self._weights(blocks, rows, walk), walk, blocks, self.sampling, chance)
         except NumericalError as error:
             raise error.at(_place(error.row, blocks)) from None
 
     def gradient_norms(
-        self, hidden: Tensor, blocks: Blocks, teacher: Tensor | None, teacher_offsets: Tensor | None, head: Head
+        self,
+        hidden: Tensor,
+        blocks: Blocks,
+        teacher: Tensor | None,
+        teacher_offsets: Tensor | None,
+        head: Head,
+        drafted: DraftHead | None = None,
     ) -> dict[str, Tensor]:
         """Norm of the gradient that each weighted term causes alone in the drafter's states, of all candidates.
 
@@ -114,19 +123,26 @@ class DraftStep:
         """
         terms, states = list(self.terms), hidden.detach().requires_grad_()
         rows = self._rows(terms, states, blocks, teacher, teacher_offsets)
-        weights = self._weights(blocks, rows, self._walk(terms, states, blocks, teacher, head))
+        weights = self._weights(blocks, rows, self._walk(terms, states, blocks, teacher, head, drafted))
         norms = {}
         for term in terms:
-            result = self._sum(states, rows, weights, self._walk([term], states, blocks, teacher, head), blocks)
+            walk = self._walk([term], states, blocks, teacher, head, drafted)
+            result = self._sum(states, rows, weights, walk, blocks)
             (gradient,) = torch.autograd.grad(result.loss, states)
             norms[f"grad_norm/loss/{term.name}"] = torch.stack([gradient.norm().double(), result.weight])
         return norms
 
     def _walk(
-        self, terms: Sequence[LossTerm], hidden: Tensor, blocks: Blocks, teacher: Tensor | None, head: Head
+        self,
+        terms: Sequence[LossTerm],
+        hidden: Tensor,
+        blocks: Blocks,
+        teacher: Tensor | None,
+        head: Head,
+        drafted: DraftHead | None,
     ) -> Walk:
         size = blocks.supervised.numel()
-        return Walk(terms, teacher, head, size, self.chunk_rows, self.closed_form, self.law, hidden.device)
+        return Walk(terms, teacher, head, size, self.chunk_rows, self.closed_form, self.law, hidden.device, drafted)
 
     def _rows(
         self,

@@ -29,6 +29,8 @@ class CalibrationTerm(LossTerm):
         name: unique name in the log.
     """
 
+    covers = True  # infinite where the drafter cannot say what the teacher may
+
     def __init__(self, weight: float = 0.1, name: str = "calibration") -> None:
         super().__init__(weight, name)
         self.log_temperature = nn.Parameter(torch.zeros(()))

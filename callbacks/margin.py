@@ -28,6 +28,8 @@ class MarginTerm(LossTerm):
         name: unique name in the log.
     """
 
+    covers = True  # infinite where the drafter cannot say the teacher's choice
+
     def __init__(self, margin: float = 1.0, weight: float = 0.1, name: str = "margin") -> None:
         super().__init__(weight, name)
         if not margin > 0:

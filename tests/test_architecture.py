@@ -29,7 +29,8 @@ FORBIDDEN = {
     "types": ["*"],
     "blocks": ["*", "!types"],
     "errors": ["*"],
-    "losses": ["*", "!errors"],
+    "vocabulary": ["*"],
+    "losses": ["*", "!errors", "!vocabulary"],
     "length": [
         "*",
         "!types",

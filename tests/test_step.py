@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -32,6 +33,7 @@ from adaflash.losses import (
 from adaflash.losses.oracle import plain_loss
 from adaflash.step import DraftStep, expected_acceptance
 from adaflash.types import Blocks
+from adaflash.vocabulary import DraftHead, DraftVocabulary
 
 ROWS, BLOCK, HIDDEN, VOCABULARY = 3, 5, 6, 23
 LENGTHS, PROMPTS = (14, 9, 11), (4, 3, 8)
@@ -71,9 +73,9 @@ class Case:
         self.calls.append(len(states))
         return states @ self.matrix.T
 
-    def run(self, terms, weights=None, chunk=256, part=slice(None), **options):
+    def run(self, terms, weights=None, chunk=256, part=slice(None), drafted=None, **options):
         step = DraftStep(terms, weights or ExponentialDecay(), chunk, **options)
-        return step(self.hidden[part], self.cut(part), self.teacher, self.offsets, self.head)
+        return step(self.hidden[part], self.cut(part), self.teacher, self.offsets, self.head, drafted=drafted)
 
     def cut(self, part):
         return Blocks(**{f.name: getattr(self.blocks, f.name)[part] for f in dataclasses.fields(Blocks)})
@@ -85,9 +87,10 @@ class Case:
             states[n, k] = self.teacher[self.offsets[self.rows[n]] + self.anchors[n] + k]
         return states
 
-    def oracle(self, terms, weights=None):
+    def oracle(self, terms, weights=None, drafted=None):
         weight = (weights or ExponentialDecay())(self.blocks.supervised)
-        loss = plain_loss(self.hidden, self.blocks.labels, weight, self.taught(), terms, lambda x: x @ self.matrix.T)
+        head = lambda x: x @ self.matrix.T  # noqa: E731
+        loss = plain_loss(self.hidden, self.blocks.labels, weight, self.taught(), terms, head, drafted)
         return loss, weight.double().sum()
 
     def gradient(self, loss):
@@ -567,3 +570,94 @@ def test_memory_grows_with_the_chunk_not_with_the_blocks(terms):
             step = DraftStep(terms, ExponentialDecay(), chunk)
             step(hidden, many, case.teacher, case.offsets, case.head).loss.backward()
         assert chunk - 2 <= widest.rows <= chunk
+
+
+# ---- a drafter that cannot say everything ----
+
+SAID = [1, 3, 4, 8, 9, 10, 15, 21, 22]
+LIMITED = [name for name in MIXTURES if name not in ("osd", "top-k", "foreign", "all")]
+
+
+def limited(case):
+    """The head of a drafter that can say nine tokens, and the same over the whole vocabulary, -inf elsewhere."""
+    said = DraftVocabulary.of(torch.tensor(SAID), VOCABULARY)
+    rows = case.matrix[said.tokens]
+
+    def wide(states):
+        logits = torch.full((len(states), VOCABULARY), -torch.inf, dtype=states.dtype)
+        for place, token in enumerate(SAID):
+            logits[:, token] = states @ rows[place]
+        return logits
+
+    return DraftHead(lambda states: states @ rows.T, said), wide
+
+
+@pytest.mark.parametrize("closed_form", [True, False])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("name", [*LIMITED, "others"])
+def test_a_limited_vocabulary_is_one_of_which_the_rest_is_minus_infinity(name, chunk, closed_form):
+    """Reverse KL against the whole teacher, whatever is clipped; a cross-entropy that cannot be learned counts zero."""
+    case = Case()
+    terms = [JensenShannon(), TotalVariation(0.3), *paper()] if name == "others" else MIXTURES[name]()
+    head, wide = limited(case)
+    result = case.run(terms, chunk=chunk, closed_form=closed_form, drafted=head)
+    loss, weight = case.oracle(terms, drafted=wide)
+    torch.testing.assert_close(result.loss, loss)
+    torch.testing.assert_close(case.gradient(result.loss), case.gradient(loss))
+    assert float(loss) < 100 * float(weight)  # nothing counts as -log 0
+    drafted = wide(case.hidden[:, 1:].flatten(0, 1)).argmax(-1).view_as(result.candidates)
+    assert torch.equal(result.candidates, torch.where(case.blocks.supervised, drafted, -1))
+    outside = [n for n in case.calls if n > len(case.teacher)]
+    assert not outside  # the target's head has seen the teacher's rows and no other
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_shares_of_a_limited_vocabulary_equal_the_plain_ones(name):
+    case = Case()
+    one, other = (case.run(MIXTURES[name](), closed_form=way, drafted=limited(case)[0]) for way in (True, False))
+    for key, value in one.stats.items():
+        torch.testing.assert_close(value, other.stats[key], msg=key)
+
+
+@pytest.mark.parametrize("weights", [DynamicConfidence(), FirstMismatch(ExponentialDecay())])
+def test_weights_that_look_first_see_what_a_limited_drafter_says(weights):
+    case = Case()
+    head, wide = limited(case)
+    result = case.run(paper(), weights, chunk=4, drafted=head)
+    log_s = wide(case.hidden.detach()[:, 1:].flatten(0, 1)).log_softmax(-1).view(*case.blocks.supervised.shape, -1)
+    right = (case.taught() @ case.matrix.T).argmax(-1)
+    first = FirstPass(log_s.argmax(-1), log_s.argmax(-1) == right, log_s.gather(-1, right[..., None])[..., 0].exp())
+    expected = weights(case.blocks.supervised, first)
+    torch.testing.assert_close(result.weight, expected.sum(dtype=torch.float64))
+
+
+def test_sampled_slots_and_survival_of_a_limited_vocabulary():
+    """Candidates are token ids everywhere, and the target samples from all of its tokens."""
+    case = Case()
+    head, wide = limited(case)
+    law = lambda logits: (logits / 0.7).softmax(-1)  # noqa: E731
+    torch.manual_seed(0)
+    result = case.run(paper(), chunk=3, drafted=head, sampling=SlotSampling(), law=law)
+    drafted = wide(case.hidden.detach()[:, 1:].flatten(0, 1)).argmax(-1).view_as(result.candidates)
+    seen = result.candidates >= 0
+    assert torch.equal(result.candidates[seen], drafted[seen]) and bool((~seen & case.blocks.supervised).any())
+    chance = law(case.taught() @ case.matrix.T).gather(-1, drafted[..., None])[..., 0].float()
+    torch.testing.assert_close(result.survival[seen], chance[seen])
+
+
+def test_maps_and_bounds_of_a_vocabulary_by_hand():
+    said = DraftVocabulary.of(torch.tensor([7, 2, 5, 2]), 9)
+    assert said.tokens.tolist() == [2, 5, 7]
+    maps = said.maps()
+    assert maps["d2t"].tolist() == [2, 4, 5]
+    assert maps["t2d"].nonzero().flatten().tolist() == [2, 5, 7] and len(maps["t2d"]) == 9
+    again = DraftVocabulary.from_maps(**maps)
+    assert torch.equal(again.tokens, said.tokens) and torch.equal(again.place, said.place)
+    assert said.widen(torch.tensor([1.0, 2.0, 3.0])).tolist() == [-math.inf] * 2 + [1.0] + [-math.inf] * 2 + [
+        2.0, -math.inf, 3.0, -math.inf,
+    ]  # fmt: skip
+    labels = torch.tensor([[2, 5, 1], [7, 0, 2], [5, 5, 0]])
+    supervised = torch.tensor([[True, True, True], [True, True, True], [True, True, False]])
+    bounds = said.bounds(labels, supervised, torch.tensor([True, True, False]))
+    assert bounds["vocabulary/coverage"].tolist() == [6, 8]
+    assert bounds["vocabulary/tau_bound"].tolist() == [3 + 2, 2]

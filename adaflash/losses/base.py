@@ -30,6 +30,7 @@ class LossTerm(nn.Module, ABC):
     """
 
     share_names: tuple[str, ...] = ()  # of `evaluate`: declared, so that every rank logs the same keys
+    covers: bool = False  # True: infinite where the student cannot say what the teacher may (a limited drafter)
     needs_teacher: bool = True  # False: `forward` gets None for the teacher, whose logits are then never computed
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from adaflash.losses.numerics import argmax_rows, check_rows, log_probs
 from adaflash.losses.rows import Rows
 from adaflash.losses.teach import Head, Law, Taught, teach
 from adaflash.losses.workspace import Workspace
+from adaflash.vocabulary import DraftHead
 
 
 class Walk:
@@ -28,11 +30,13 @@ class Walk:
     Args:
         terms: what is summed.
         teacher: [T, H] states of the target, or None.
-        head: states [M, H] -> logits [M, V].
+        head: states [M, H] -> logits [M, V], the target's.
         size: N * K, the candidates that `Rows.index` counts.
         limit: rows (and positions) whose logits exist at one time.
         closed_form: False to differentiate every term by autograd (slower; the oracle of the closed forms).
         law: what the target samples from, to find the survival of each candidate.
+        drafted: the drafter's own head, where it has fewer tokens than the target. The mixture then walks through those
+            alone, and other terms see logits of -inf at all others.
     """
 
     def __init__(
@@ -45,11 +49,13 @@ class Walk:
         closed_form: bool = True,
         law: Law | None = None,
         device: torch.device | None = None,
+        drafted: DraftHead | None = None,
     ) -> None:
         self.all, self.teacher, self.head, self.limit, self.law = list(terms), teacher, head, limit, law
+        self.drafted = drafted or DraftHead(head)
         self.work = Workspace()
         closed, self.rest = split(self.all) if closed_form else ([], self.all)
-        self.mixture = Mixture(closed, self.work) if closed else None
+        self.mixture = Mixture(closed, self.work, self.drafted) if closed else None
         zero = torch.zeros((), dtype=torch.float64, device=device)
         self.terms = {term.name: zero for term in self.all}
         self.shares = {f"{term.name}/{share}": zero.new_zeros(2) for term in self.all for share in term.share_names}
@@ -78,7 +84,7 @@ class Walk:
         for group, _, taught in self._groups(rows):
             for start, end in group.chunks(self.limit):
                 part = group.part(start, end)
-                logits = self.head(part.hidden)
+                logits = self.drafted(part.hidden)
                 with part.located():
                     chosen = self._argmax(logits)
                 self._found(part, None if taught is None else taught.rows(start, end), chosen)
@@ -94,8 +100,9 @@ class Walk:
     def _teach(self, rows: Rows) -> Taught | None:
         if rows.position is None or self.teacher is None:
             return None
-        spread = self.mixture is not None and self.mixture.spread
-        return teach(rows.position, self.teacher, self.head, self.work, spread, bool(self.rest), self.law)
+        spread, limit = (self.mixture.spread, self.mixture.limit) if self.mixture else (False, inf)
+        said = self.drafted.vocabulary
+        return teach(rows.position, self.teacher, self.head, self.work, spread, bool(self.rest), self.law, said, limit)
 
     def _found(self, rows: Rows, taught: Taught | None, chosen: Tensor) -> None:
         self.candidates[rows.index] = chosen
@@ -107,13 +114,13 @@ class Walk:
         found = self.work.map(lambda _, rows: argmax_rows(logits[rows]), logits)
         if not all(top.isfinite().all() for top, _ in found):
             check_rows(logits, "student logits")
-        return torch.cat([chosen for _, chosen in found])
+        return self.drafted.ids(torch.cat([chosen for _, chosen in found]))
 
     def _chunk(self, rows: Rows, weight: Tensor, taught: Taught | None, gradients: Sequence[Tensor]) -> Tensor:
         """Head forward, terms, head backward."""
         with torch.set_grad_enabled(bool(gradients)):
             states = rows.hidden.detach().requires_grad_(bool(gradients))
-            logits = self.head(states)
+            logits = self.drafted(states)
         student = logits.detach()
         pull = self.work.gradient(student) if gradients else None
         found = self.mixture(student, rows.token, weight, taught, pull) if self.mixture else None
@@ -145,9 +152,9 @@ class Walk:
         teacher = None if taught is None else taught.expanded()
         leaf = student.requires_grad_(pull is not None)
         with torch.set_grad_enabled(pull is not None):
-            total = torch.zeros((), device=weight.device)
+            total, wide = torch.zeros((), device=weight.device), self.drafted.widen(leaf)
             for term in terms:
-                result = term.evaluate(leaf, teacher, token)  # type: ignore[arg-type]  # None where not needed
+                result = term.evaluate(wide, teacher, token)  # type: ignore[arg-type]  # None where not needed
                 total = total + term.weight * self._count(term.name, result, weight)
         if pull is None:
             return
@@ -184,9 +191,9 @@ class Walk:
             with part.located():
                 taught = self._teach(part)
                 right = part.token if taught is None else taught.choice
-                student = log_probs(self.head(part.hidden), "student logits")
-            chosen = student.argmax(-1)
-            confidence = student.gather(-1, right[:, None]).squeeze(-1).exp()
+                student = log_probs(self.drafted(part.hidden), "student logits")
+            chosen, place = self.drafted.ids(student.argmax(-1)), self.drafted.places(right)
+            confidence = student.gather(-1, place.clamp(min=0)[:, None]).squeeze(-1).exp() * (place >= 0)
             parts.append((chosen, chosen == right, confidence.float()))
         chosen, agrees, confidence = (torch.cat(column) for column in zip(*parts, strict=True))
         return chosen, agrees, confidence

@@ -8,20 +8,25 @@ For a row with student p = softmax(s), teacher q, r = log p - log q, and c_v = 1
 
 (d_v = p r - p + q has the derivative r with respect to p.) So every mixture is one of p r, p and q with a factor per
 row, less the targets. `terms.py` under autograd is the oracle.
+
+Where the drafter can say n < V tokens, v runs over those; q keeps the probabilities of the whole vocabulary. At all others
+p = 0 and d_v = q_v: constants, which come with the teacher. A target that cannot be said counts zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
 
 from adaflash.losses.base import Evaluation, LossTerm
-from adaflash.losses.numerics import argmax_rows, below_top
+from adaflash.losses.numerics import argmax_rows, below_top, working
 from adaflash.losses.teach import Taught
 from adaflash.losses.terms import ForwardKL, ReverseKL, TeacherCrossEntropy, TokenCrossEntropy
 from adaflash.losses.workspace import Buffers, Workspace
+from adaflash.vocabulary import DraftHead
 
 KNOWN = (TeacherCrossEntropy, TokenCrossEntropy, ForwardKL, ReverseKL)
 
@@ -40,17 +45,23 @@ def split(terms: Sequence[LossTerm]) -> tuple[list[LossTerm], list[LossTerm]]:
 class Mixture:
     """At most one term of each kind that has a closed form."""
 
-    def __init__(self, terms: Sequence[LossTerm], work: Workspace) -> None:
-        self.work = work
+    def __init__(self, terms: Sequence[LossTerm], work: Workspace, drafted: DraftHead) -> None:
+        self.work, self.drafted = work, drafted
         kinds = {type(term): term for term in terms}
         self.forward, self.reverse = kinds.get(ForwardKL), kinds.get(ReverseKL)
         self.teacher_ce, self.token_ce = kinds.get(TeacherCrossEntropy), kinds.get(TokenCrossEntropy)
         self.spread = bool(self.forward or self.reverse)  # a term looks at the teacher's whole distribution
 
+    @property
+    def limit(self) -> float:
+        """What entries of the vocabulary are clipped to."""
+        reverse = self.reverse
+        return reverse.limit if isinstance(reverse, ReverseKL) and reverse.clip == "entry" else inf
+
     def __call__(
         self, student: Tensor, token: Tensor, weight: Tensor, taught: Taught | None, gradient: Tensor | None
     ) -> tuple[Tensor, dict[str, Evaluation]] | None:
-        """Candidates [M] and the terms by name; `gradient` [M, V] becomes that of the weighted sum over terms.
+        """Candidates [M] and the terms by name; `gradient` [M, n] becomes that of the weighted sum over terms.
 
         Returns None where a row is no distribution: the plain way names it.
         """
@@ -65,7 +76,8 @@ class Mixture:
         chosen, total, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
         if not total.isfinite().all():
             return None
-        return chosen, self._named(columns, student.shape[1])
+        said = self.drafted.vocabulary
+        return self.drafted.ids(chosen), self._named(columns, student.shape[1] if said is None else len(said.place))
 
     def _named(self, columns: list[Tensor], vocabulary: int) -> dict[str, Evaluation]:
         """The columns of `_tile` by the names of their terms."""
@@ -93,10 +105,10 @@ class Mixture:
         total = torch.exp(below_top(student, top, r), out=p).sum(-1)
         p.mul_(total.reciprocal()[:, None])
         columns, pull, steep = [chosen, total], torch.zeros_like(total), None
-        targets = self._targets(token, taught)
-        for factor, target in targets:
-            columns.append(total.log() - r.gather(1, target[:, None]).squeeze(1))
-            pull += factor
+        targets = self._targets(student, token, taught)
+        for factor, target, can in targets:
+            columns.append((total.log() - r.gather(1, target[:, None]).squeeze(1)) * can)
+            pull += factor * can
         if taught is not None and self.spread:
             r.sub_(total.log()[:, None])
             add_rows(r, taught.log_q, taught.back, -1.0)  # r = log p - log q
@@ -117,16 +129,23 @@ class Mixture:
             torch.mul(r, (steep * weight)[:, None], out=into).addcmul_(p, (pull * weight)[:, None])
         if self.forward and taught is not None:
             add_rows(into, taught.q, taught.back, -self.forward.weight * weight)
-        for factor, target in targets:
-            into[torch.arange(len(target), device=target.device), target] -= factor * weight
+        for factor, target, can in targets:
+            into[torch.arange(len(target), device=target.device), target] -= factor * can * weight
         if into is not gradient:
             gradient.copy_(into)
         return columns
 
-    def _targets(self, token: Tensor, taught: Taught | None) -> list[tuple[float, Tensor]]:
-        """(weight, token ids [M]) of each cross-entropy."""
-        targets = [(self.teacher_ce.weight, taught.choice)] if self.teacher_ce and taught else []
-        return targets + ([(self.token_ce.weight, token)] if self.token_ce else [])
+    def _targets(self, student: Tensor, token: Tensor, taught: Taught | None) -> list[tuple[float, Tensor, Tensor]]:
+        """Of each cross-entropy its weight, the places [M] of its tokens, and 1 for those that can be said, else 0."""
+        wanted = [(self.teacher_ce.weight, taught.choice)] if self.teacher_ce and taught else []
+        wanted += [(self.token_ce.weight, token)] if self.token_ce else []
+        found = []
+        for factor, ids in wanted:
+            places = self.drafted.places(ids)
+            at = places.clamp(min=0)
+            can = (places >= 0) & (student.gather(1, at[:, None]).squeeze(1) > -inf)
+            found.append((factor, at, working(can.to(student.dtype))))
+        return found
 
 
 def _reverse(
@@ -145,7 +164,11 @@ def _reverse(
     value = spare.clamp_(0, limit).sum(-1)
     uncut = torch.lt(spare, limit, out=spare)  # as numbers: a float mask is seven times faster than a bool one
     r.mul_(uncut)
-    return value, torch.maximum(whole, value), spare.shape[1] - uncut.sum(-1), torch.ones_like(value)
+    cut = spare.shape[1] - uncut.sum(-1)
+    if taught.beyond is not None:
+        mass, clipped, more = taught.beyond[taught.back].unbind(1)
+        whole, value, cut = whole + mass, value + clipped, cut + more
+    return value, torch.maximum(whole, value), cut, torch.ones_like(value)
 
 
 def add_rows(tile: Tensor, table: Tensor, back: Tensor, factor: float | Tensor) -> None:

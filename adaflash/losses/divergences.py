@@ -28,8 +28,13 @@ def teacher_choice(teacher: Tensor) -> Tensor:
 
 
 def token_cross_entropy(student: Tensor, teacher: Tensor | None, token: Tensor) -> Tensor:
-    """-log p_S(token): cross-entropy on the data token (DFlash, arXiv 2602.06036). The teacher is not looked at."""
-    return -log_probs(student, "student logits").gather(-1, token[:, None]).squeeze(-1)
+    """-log p_S(token): cross-entropy on the data token (DFlash, arXiv 2602.06036). The teacher is not looked at.
+
+    0 for a token that the student cannot say, whose logit is -inf: no gradient could help.
+    """
+    at = token[:, None]
+    loss = -log_probs(student, "student logits").gather(-1, at)
+    return loss.masked_fill(student.detach().gather(-1, at) == -math.inf, 0.0).squeeze(-1)
 
 
 def teacher_cross_entropy(student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:

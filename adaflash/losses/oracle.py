@@ -16,6 +16,7 @@ def plain_loss(
     teacher: Tensor | None,
     terms: Sequence[LossTerm],
     head: Callable[[Tensor], Tensor],
+    drafted: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """sum_i w_i sum_terms weight * term_i, a scalar differentiable with respect to `hidden`.
 
@@ -26,8 +27,9 @@ def plain_loss(
         teacher: [N, K, H] states of the target that teach each candidate (anything where the weight is 0), or None.
         terms: what is summed.
         head: states [M, H] -> logits [M, V].
+        drafted: the same for the drafter, -inf where it can say nothing, if its head is not the target's.
     """
-    student = head(hidden[:, 1:].flatten(0, 1))
+    student = (drafted or head)(hidden[:, 1:].flatten(0, 1))
     taught = None if teacher is None else head(teacher.detach().flatten(0, 1)).detach()
     flat = weight.flatten()
     for term in terms:

@@ -16,7 +16,7 @@ from adaflash.losses.divergences import ClipMode
 
 
 class TeacherCrossEntropy(LossTerm):
-    """Cross-entropy against the teacher's argmax."""
+    """Cross-entropy against the teacher's argmax; 0 where the drafter cannot say it."""
 
     def forward(self, student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
         """-log p_S(argmax p_T), [M]."""
@@ -42,6 +42,8 @@ class ForwardKL(LossTerm):
         weight: factor of this term in the loss.
         name: unique name in the log.
     """
+
+    covers = True
 
     def __init__(self, temperature: float = 1.0, top_k: int = 0, weight: float = 1.0, name: str = "") -> None:
         super().__init__(weight, name)

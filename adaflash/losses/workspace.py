@@ -38,9 +38,9 @@ class Workspace:
         """A buffer of the shape and type of `like`."""
         return self._take("gradient", len(like), like, like.dtype)
 
-    def tile(self, worker: int, like: Tensor) -> Buffers:
+    def tile(self, worker: int, like: Tensor, use: str = "") -> Buffers:
         """A worker's three buffers of the shape of the tile `like`, in its working precision."""
-        first, second, third = (self._take(f"{name}{worker}", len(like), like) for name in "abc")
+        first, second, third = (self._take(f"{use}{name}{worker}", len(like), like) for name in "abc")
         return first, second, third
 
     def map(self, work: Callable[[int, slice], Result], logits: Tensor) -> list[Result]:
