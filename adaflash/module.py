@@ -15,7 +15,7 @@ from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.lesson import Lesson, learnable
 from adaflash.losses import SlotSampling
-from adaflash.losses.base import LossTerm, check_names
+from adaflash.losses.base import LossTerm, check_names, check_said
 from adaflash.losses.position import ExponentialDecay, PositionWeight
 from adaflash.optim import AdamWConfig, check_trainer
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
@@ -24,6 +24,7 @@ from adaflash.step import DraftStep, StepResult, acceptance
 from adaflash.stopwatch import Stopwatch, timed
 from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Blocks, Prompt, PromptBatch, Request, Trajectory
+from adaflash.vocabulary import DraftHead
 from adaflash.window import Window, averages, mean_gradients
 
 
@@ -111,6 +112,7 @@ class AdaFlashModule(L.LightningModule):
         self.__dict__["_target"] = loaded.to(device)
         self.drafter.build(loaded, self.target_options.mask_token)
         self.length.build(loaded.hidden_size, self.drafter.block_size)
+        check_said(self.drafter.said, list(self.losses))  # type: ignore[arg-type]
         if self.freeze_drafter:
             if not any(True for _ in self.length.parameters()):
                 raise UserError(
@@ -158,19 +160,25 @@ class AdaFlashModule(L.LightningModule):
 
     @timed("vocabulary")
     def _terms(self, hidden: Tensor, lesson: Lesson, chance: torch.Generator | None = None) -> StepResult:
-        return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head, chance)
+        return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head, chance, self._head())
 
     def _outcome(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Outcome:
         """How far each block survives beside the trajectory; what it teaches never reaches the drafter."""
         known = (blocks.supervised & (result.candidates >= 0)).cumprod(1).bool()
         agreed = (result.candidates == blocks.labels) & known
-        return Outcome(hidden.detach(), acceptance(result, blocks), blocks.full, agreed, known, self.target.head)
+        return Outcome(hidden.detach(), acceptance(result, blocks), blocks.full, agreed, known, self._head())
 
     def _count(self, hidden: Tensor, lesson: Lesson, result: StepResult, outcome: Outcome) -> None:
-        blocks, norms = self.length.counted(outcome).sum(), {}
+        sums = {"blocks": self.length.counted(outcome).sum(), **result.sums(), **outcome.sums()}
+        blocks, head = lesson.blocks, self._head()
+        if head.vocabulary:
+            sums |= head.vocabulary.bounds(blocks.labels, blocks.supervised, blocks.full)
         if self.log_gradient_norms_every and self.global_step % self.log_gradient_norms_every == 0:
-            norms = self.step.gradient_norms(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head)
-        self.window.add({"blocks": blocks, **result.sums(), **outcome.sums(), **norms})
+            sums |= self.step.gradient_norms(hidden, blocks, lesson.teacher, lesson.offsets, self.target.head, head)
+        self.window.add(sums)
+
+    def _head(self) -> DraftHead:
+        return self.drafter.head(self.target)
 
     def _undo_averages(self) -> float:
         """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""
@@ -243,11 +251,12 @@ class AdaFlashModule(L.LightningModule):
         if "adaflash" not in checkpoint:
             raise UserError("this checkpoint was not written by adaflash fit (it has no 'adaflash' entry)")
         made_for = checkpoint["adaflash"]["made_for"]
-        for name, ours in self.made_for().items():
-            if made_for.get(name) != ours:
+        ours = self.made_for()
+        for name in {**made_for, **ours}:
+            if made_for.get(name) != ours.get(name):
                 raise UserError(
-                    f"the checkpoint's {name} is {made_for.get(name)!r}, this run's is {ours!r}: use the config it was "
-                    "trained with, or start a new run without --ckpt_path"
+                    f"the checkpoint's {name} is {made_for.get(name)!r}, this run's is {ours.get(name)!r}: use the config "
+                    "it was trained with, or start a new run without --ckpt_path"
                 )
         self.buffer.load_state_dict(checkpoint["adaflash"]["rollout"])
 
@@ -261,6 +270,7 @@ class AdaFlashModule(L.LightningModule):
             "context_layers": list(self.drafter.context_layers),
             "mask_id": self.drafter.mask_id,
             "length": type(self.length).__name__,
+            **({"vocabulary": said.describe()} if (said := self.drafter.said) else {}),
         }
 
 

@@ -25,6 +25,7 @@ def load_run(checkpoint: str | Path, target: str = "") -> AdaFlashModule:
     path = find_checkpoint(Path(checkpoint))
     content = _read(path)
     module = _build(_model_config(content, path), target, path)
+    module.drafter.remember(_part(content["state_dict"], "drafter"))
     module.configure_model()
     _check_pair(module, content["adaflash"].get("made_for", {}), target, path)
     _load_weights(module, content["state_dict"], path)
@@ -111,8 +112,12 @@ def _check_pair(module: AdaFlashModule, made_for: dict[str, Any], target: str, p
 def _load_weights(module: AdaFlashModule, state: dict[str, Any], path: Path) -> None:
     """Strictly, but for loss terms: those of a plugin exist only while it trains, and decoding needs none."""
     for name in ("drafter", "length"):
-        part = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
         try:
-            getattr(module, name).load_state_dict(part, strict=True)
+            getattr(module, name).load_state_dict(_part(state, name), strict=True)
         except RuntimeError as error:
             raise UserError(f"{path}: the weights of model.{name} do not fit: {error}") from error
+
+
+def _part(state: dict[str, Any], name: str) -> dict[str, Any]:
+    """The weights of one part of the module, under the names they have there."""
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

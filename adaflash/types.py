@@ -183,7 +183,7 @@ class Proposal:
     limits: Tensor  # [R] int64: the most candidates that can still be of use, 0 .. K
     candidates: Tensor | None = None  # [R, K] only for a policy that sets `needs_logits`
     probability: Tensor | None = None  # [R, K] probability the drafter gives its candidate, likewise
-    logits: Tensor | None = None  # [R, K, V] the drafter's, likewise
+    logits: Tensor | None = None  # [R, K, n] over the n tokens the drafter can say, likewise
     anchors: Tensor | None = None  # [R] int64: position of each anchor, the number of tokens in the cache
 
 

@@ -7,11 +7,18 @@ i + d2t[i], and t2d says of every token whether it can be said.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from adaflash.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,11 @@ class DraftVocabulary:
         """d2t [n] int64 and t2d [V] bool."""
         offsets = self.tokens - torch.arange(len(self.tokens), device=self.tokens.device)
         return {"d2t": offsets, "t2d": self.place >= 0}
+
+    def describe(self) -> str:
+        """How many tokens of how many, and which: the same words for the same tokens."""
+        digest = hashlib.sha256(",".join(map(str, self.tokens.tolist())).encode()).hexdigest()
+        return f"{len(self.tokens)} of {len(self.place)} tokens ({digest[:8]})"
 
     def widen(self, logits: Tensor) -> Tensor:
         """Logits [..., n] as [..., V], minus infinity where nothing can be said; differentiable."""
@@ -80,3 +92,38 @@ class DraftHead:
     def widen(self, logits: Tensor) -> Tensor:
         """Logits over the target's whole vocabulary."""
         return logits if self.vocabulary is None else self.vocabulary.widen(logits)
+
+
+KEY = "model.drafter.init_args.vocabulary"
+
+
+def write_vocabulary(file: Path, said: DraftVocabulary, about: dict[str, Any]) -> None:
+    """A vocabulary file: JSON with `vocabulary` (V), `tokens` (rising ids) and how they were counted."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = {"format": 1, "vocabulary": len(said.place), **about, "tokens": said.tokens.tolist()}
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+def read_vocabulary(name: str, size: int, stop_ids: Sequence[int]) -> DraftVocabulary:
+    """The tokens of a vocabulary file for a target with `size` rows and these stop tokens.
+
+    Raises:
+        UserError: no such file, not one of ours, of another target, or one without a stop token.
+    """
+    try:
+        content = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+        tokens, theirs = content["tokens"], content["vocabulary"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{KEY}: {name} is not a vocabulary file ({type(error).__name__}: {error}); `adaflash vocabulary` writes one"
+        ) from None
+    if theirs != size:
+        raise UserError(f"{KEY}: {name} was counted for a target with {theirs} tokens, this one has {size}")
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < size for token in tokens):
+        raise UserError(f"{KEY}: {name}: `tokens` must be a list of ids 0 .. {size - 1}")
+    if len(set(tokens)) < 2 or (missing := sorted(set(stop_ids) - set(tokens))):
+        lacks = f"the stop tokens {missing}" if len(set(tokens)) > 1 else "at least two tokens"
+        raise UserError(f"{KEY}: {name} lacks {lacks}; a drafter must be able to say them. Count again for this target")
+    return DraftVocabulary.of(torch.tensor(tokens, dtype=torch.int64), size)

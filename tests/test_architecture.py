@@ -29,7 +29,7 @@ FORBIDDEN = {
     "types": ["*"],
     "blocks": ["*", "!types"],
     "errors": ["*"],
-    "vocabulary": ["*"],
+    "vocabulary": ["*", "!errors"],
     "losses": ["*", "!errors", "!vocabulary"],
     "length": [
         "*",

@@ -107,7 +107,7 @@ class Stage:
         hidden = self.target.read(tokens, segments, self.drafter.context_layers, self.pool).hidden
         self.target.head(hidden).argmax(-1)
         if width > 1:  # the rows of the drafter's own candidates
-            self.target.head(hidden[: load * (width - 1)]).argmax(-1)
+            self.drafter.head(self.target)(hidden[: load * (width - 1)]).argmax(-1)
 
     def _draft(self, load: int) -> None:
         segments = Segments(tuple(range(load)), (self.context,) * load, (INGESTED,) * load)

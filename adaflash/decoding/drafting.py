@@ -40,6 +40,7 @@ class DraftRounds:
     def __init__(self, settings: Settings, pool: LanePool, timed: Timed) -> None:
         assert settings.drafter is not None
         self.target, self.drafter, self.policy = settings.target, settings.drafter, settings.policy
+        self.head = settings.drafter.head(settings.target)
         self.verification, self.all_candidates = settings.verification, settings.all_candidates
         self.pool, self.timed = pool, timed
         self.num_candidates = settings.drafter.block_size - 1
@@ -106,8 +107,8 @@ class DraftRounds:
         anchors = torch.tensor([lane.cached for lane in lanes])
         forecasts: list[Tensor | None] = [None] * len(lanes)
         if self.policy.needs_logits or self.all_candidates:
-            logits = self.target.head(hidden[:, 1:])
-            proposal = replace(_proposal(hidden, limits, logits, self.policy.needs_logits), anchors=anchors)
+            logits = self.head(hidden[:, 1:])
+            proposal = replace(self._proposal(hidden, limits, logits), anchors=anchors)
             lengths = self._lengths(proposal)
             if self.all_candidates and (expected := self.policy.forecast(proposal)) is not None:
                 forecasts = list(expected.float().cpu())
@@ -115,7 +116,7 @@ class DraftRounds:
         else:
             lengths = self._lengths(Proposal(hidden, limits, anchors=anchors))
             wanted = torch.arange(1, self.num_candidates + 1, device=hidden.device) <= lengths[:, None]
-            rows = list(self.target.head(hidden[:, 1:][wanted]).split(lengths.tolist()))
+            rows = list(self.head(hidden[:, 1:][wanted]).split(lengths.tolist()))
         sampled = [self._candidates(*each) for each in zip(requests, rows, places, strict=True)]
         return {
             lane.index: Draft(candidates, _useful(candidates, length, lane.stop_ids), laws, forecast)
@@ -132,21 +133,21 @@ class DraftRounds:
             )
         return torch.minimum(lengths, proposal.limits).clamp(min=0)
 
+    def _proposal(self, hidden: Tensor, limits: Tensor, logits: Tensor) -> Proposal:
+        """With the logits [R, K, n] only for a policy that asked for them."""
+        if not self.policy.needs_logits:
+            return Proposal(hidden, limits)
+        best = best_tokens(logits)
+        probability = logits.float().softmax(-1).gather(-1, best[..., None]).squeeze(-1)
+        return Proposal(hidden, limits, self.head.ids(best), probability, logits)
+
     def _candidates(self, request: Request, logits: Tensor, places: Tensor) -> tuple[list[int], Tensor | None]:
-        """Candidates of one lane from its rows [n, V], and the laws they were sampled from, if they were."""
+        """Candidates of one lane from its logits [L, n], and the laws they were sampled from, if they were."""
         if self.verification == "exact" or request.temperature == 0.0:
-            return best_tokens(logits).tolist(), None
-        laws = law(logits, request)
+            return self.head.ids(best_tokens(logits)).tolist(), None
+        laws = law(self.head.widen(logits), request)
         noise = noise_at(request, places[: len(laws)].to(laws.device), DRAFT)
         return inverse_cdf(laws, noise).tolist(), laws
-
-
-def _proposal(hidden: Tensor, limits: Tensor, logits: Tensor, probabilities: bool) -> Proposal:
-    if not probabilities:
-        return Proposal(hidden, limits)
-    candidates = best_tokens(logits)
-    probability = logits.float().softmax(-1).gather(-1, candidates[..., None]).squeeze(-1)
-    return Proposal(hidden, limits, candidates, probability, logits)
 
 
 def _useful(candidates: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from adaflash.errors import UserError
 from adaflash.types import Blocks, KeyValues, Segments
+from adaflash.vocabulary import DraftHead, DraftVocabulary
 
 if TYPE_CHECKING:
     from adaflash.targets.hf import HFTarget
@@ -29,6 +31,23 @@ class Drafter(nn.Module, ABC):
     def built(self) -> bool:
         """Whether the weights exist."""
         return any(True for _ in self.parameters())
+
+    @property
+    def said(self) -> DraftVocabulary | None:
+        """The tokens it can say; None: all of the target's."""
+        return None
+
+    def head(self, target: HFTarget) -> DraftHead:
+        """From its states to logits of what it can say: the target's own rows."""
+        said, known = self.said, _HEADS.get(self)
+        if said is None:
+            return DraftHead(target.head)
+        if known is None or known[0]() is not target or not _same(known[1], said, target):
+            known = _HEADS[self] = ref(target), DraftHead(target.head_rows(said.tokens.to(target.device)), said)
+        return known[1]
+
+    def remember(self, weights: dict[str, Tensor]) -> None:
+        """Called before `build` with the weights of a checkpoint, for a drafter that reads more than weights from them."""
 
     @abstractmethod
     def build(self, target: HFTarget, mask_token: str = "") -> None:
@@ -51,6 +70,15 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def draft(self, embeds: Tensor, anchors: Tensor, lanes: list[int], pool: KeyValues) -> Tensor:
         """Decoding: hidden states [R, B, H] of one block a lane, reading the pool before `anchors` [R]."""
+
+
+# Rows of the target's head are copied once, and outside of drafters, which are copied and saved.
+_HEADS: WeakKeyDictionary[Drafter, tuple[ref[HFTarget], DraftHead]] = WeakKeyDictionary()
+
+
+def _same(head: DraftHead, said: DraftVocabulary, target: HFTarget) -> bool:
+    known = head.vocabulary
+    return known is not None and known.tokens.device == target.device and torch.equal(known.tokens, said.tokens)
 
 
 def default_context_layers(num_target_layers: int, count: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from adaflash.drafters.warm_start import copy_from_target
 from adaflash.errors import UserError
 from adaflash.targets.mask import choose_mask_id
 from adaflash.types import Blocks, KeyValues, Segments
+from adaflash.vocabulary import DraftVocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from adaflash.export.spec import DraftSpec
@@ -40,7 +41,12 @@ class DFlash(Drafter):
         checkpoint: Go on from this drafter: a folder or Hub id of z-lab, SGLang, SpecForge, vLLM speculators, TorchSpec,
             AdaFlash or `adaflash export`. Its layers, context layers and mask token are taken over; block_size must be
             its own. The folder must stay where it is while runs that name it are used.
+        vocabulary: File of the tokens it can say, the most frequent ones of its traffic (`adaflash vocabulary` counts
+            them): fewer rows of the output head to compute. Empty: all of the target's, or the checkpoint's.
     """
+
+    d2t: Tensor
+    t2d: Tensor
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class DFlash(Drafter):
         init: Literal["target", "random"] = "target",
         intermediate_size: int = 0,
         checkpoint: str = "",
+        vocabulary: str = "",
     ) -> None:
         super().__init__()
         key = "model.drafter.init_args"
@@ -67,7 +74,16 @@ class DFlash(Drafter):
         self.context_layers = tuple(context_layers)
         self.num_context_layers, self.mask_id = num_context_layers, mask_id
         self.mask_source = ""
-        self.intermediate_size, self.checkpoint = intermediate_size, checkpoint
+        self.intermediate_size, self.checkpoint, self.vocabulary = intermediate_size, checkpoint, vocabulary
+        self._maps: dict[str, Tensor] = {}  # of a checkpoint: d2t and t2d
+
+    @property
+    def said(self) -> DraftVocabulary | None:
+        return DraftVocabulary.from_maps(self.d2t, self.t2d) if "d2t" in self._buffers else None
+
+    def remember(self, weights: dict[str, Tensor]) -> None:
+        """The vocabulary of a checkpoint: the file it was counted into need not be there any more."""
+        self._maps = {name: weights[name] for name in ("d2t", "t2d") if name in weights}
 
     def build(self, target: HFTarget, mask_token: str = "") -> None:
         """Make the weights for this target; calling it again does nothing.
@@ -75,10 +91,12 @@ class DFlash(Drafter):
         Raises:
             MaskTokenError: no safe mask token.
             ValueError: context layers that the target does not have.
-            UserError: the checkpoint is not a drafter for this target.
+            UserError: the checkpoint is not a drafter for this target, or the vocabulary file not one of it.
         """
         if self.built:
             return
+        if self.vocabulary and not self._maps:
+            self._maps = read_vocabulary(self.vocabulary, target.embedding_rows, target.stop_ids).maps()
         if self.checkpoint:
             from adaflash.export.importer import read_for  # late: the exporter knows drafters
 
@@ -106,8 +124,11 @@ class DFlash(Drafter):
         self.mask_id, self.mask_source = spec.mask_id, f"the drafter of {spec.folder}"
         self.config = spec.config
         self.config.vocab_size = target.embedding_rows
+        theirs: dict[str, Tensor] = {name: tensors[name] for name in ("d2t", "t2d") if name in tensors}
+        self._maps = self._maps or theirs
+        tensors = {name: value for name, value in tensors.items() if name not in theirs} | self._maps
         self._make(self.config)
-        self.load_state_dict({name: value.float() for name, value in tensors.items()})
+        self.load_state_dict({name: as_weight(value) for name, value in tensors.items()})
 
     def _make(self, config: Qwen3Config) -> None:
         self.fc = nn.Linear(len(self.context_layers) * config.hidden_size, config.hidden_size, bias=False)
@@ -115,6 +136,8 @@ class DFlash(Drafter):
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(self.num_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary = Qwen3RotaryEmbedding(config)
+        for name, value in self._maps.items():
+            self.register_buffer(name, value.clone())
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=config.initializer_range)
@@ -171,6 +194,11 @@ class DFlash(Drafter):
         flat = positions.reshape(1, -1)
         cos, sin = self.rotary(torch.zeros(1, dtype=self.fc.weight.dtype, device=positions.device), flat)
         return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
+
+
+def as_weight(value: Tensor) -> Tensor:
+    """A tensor of a checkpoint as it is trained: weights in float32, maps of the vocabulary as they are."""
+    return value.float() if value.is_floating_point() else value
 
 
 def drafter_config(target: HFTarget, num_layers: int, intermediate_size: int) -> Qwen3Config:

@@ -15,7 +15,7 @@ from adaflash.export.sidecar import FOLDER
 from adaflash.export.source import Source, open_source
 from adaflash.export.weights import new_folder
 
-To = Literal["hf", "sglang", "vllm"]
+To = Literal["hf", "sglang", "vllm", "adaflash"]
 # Families of ours whose model in sglang 0.5.23 hands its hidden states to a DFlash drafter.
 SGLANG_TARGETS = ("llama", "mistral", "qwen3", "qwen3_moe", "gpt_oss")
 
@@ -28,7 +28,8 @@ def export(
     Args:
         checkpoint: A checkpoint of `adaflash fit`, the folder of a run (its best checkpoint, else its last), or a drafter's
             folder of any known format.
-        to: hf (transformers' own DFlash generator), sglang (also z-lab and SpecForge), or vllm (speculators).
+        to: hf (transformers' own DFlash generator), sglang (also z-lab and SpecForge), vllm (speculators), or adaflash (as
+            sglang, and with a limited vocabulary: to go on training, here or elsewhere).
         output: Folder to write; it appears when it is complete.
         target: Where the target is now; needed for a drafter's folder, a run knows its own.
         dtype: Number format of the weights.
@@ -38,6 +39,7 @@ def export(
     if folder.exists() and not force:  # before anything is loaded
         raise UserError(f"--output {folder} exists; give another folder, or --force to replace it")
     source = open_source(checkpoint, target)
+    FORMATS[to].check(source.drafter)
     export_drafter(source, to, folder, dtype, force)
     print(said(source, to, folder, dtype))
 
@@ -52,7 +54,7 @@ def import_drafter(drafter: str, target: str, output: str, dtype: Dtype = "bfloa
         dtype: Number format of the weights.
         force: Replace the folder if it exists.
     """
-    export(drafter, "sglang", output, target, dtype, force)
+    export(drafter, "adaflash", output, target, dtype, force)
 
 
 def export_drafter(source: Source, to: To, folder: Path, dtype: Dtype = "bfloat16", force: bool = False) -> None:
@@ -76,7 +78,7 @@ def said(source: Source, to: To, folder: Path, dtype: str) -> str:
         f"  block of {drafter.block_size} (the anchor and {drafter.block_size - 1} candidates), {dtype}, {size}; "
         f"context layers {' '.join(map(str, drafter.context_layers))}; mask token {drafter.mask_id} ({drafter.mask_source})",
         *(f"  note: {note}" for note in notes(source, to, folder)),
-        "serve it:",
+        "go on with it:" if to == "adaflash" else "serve it:",
         FORMATS[to].serve(folder.absolute(), target_name(source.target), drafter.block_size),
     ]
     return "\n".join(lines)

@@ -6,6 +6,9 @@
 | context layer i | `target_layer_ids` i | `aux_hidden_state_layer_ids` i + 1 | `target_layer_ids` i |
 | block | `block_size`, the anchor counts | the same; speculative tokens = block_size - 1 | `block_size` |
 | paper's length head | `thresh_head_two_model.*` | sidecar | sidecar |
+| fewer tokens than the target | refused | `d2t`, `t2d` and the rows as `lm_head` | refused |
+
+`adaflash` is the first of them with `d2t` and `t2d` where there are some: the project's own, which no server need know.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from adaflash.errors import UserError
 from adaflash.export.config import dflash_config, layer_fields
 from adaflash.export.keys import native
 from adaflash.export.pairing import target_name
@@ -39,6 +43,29 @@ class Format:
     tensors: Callable[[Tensors, HFTarget], Tensors]  # from documented names to what is stored
     serve: Callable[[Path, str, int], str]  # folder, target, block_size -> a command
     head_inside: bool = False  # the paper's length head lies among the drafter's tensors
+    cannot_limit: str = ""  # who reads it and would take the target's whole head for a drafter with fewer tokens
+
+    def check(self, drafter: DFlash) -> None:
+        """Raise UserError for a drafter that its readers would read wrongly."""
+        if drafter.said is not None and self.cannot_limit:
+            raise UserError(
+                f"the drafter can say {drafter.said.describe()}; {self.cannot_limit} knows no d2t and t2d, and would draft "
+                "with all rows of the target's head. Export it --to vllm, keep it --to adaflash, or train one without "
+                "model.drafter.init_args.vocabulary"
+            )
+
+
+def _own_config(drafter: DFlash, target: HFTarget, dtype: str, bottleneck: int) -> dict[str, Any]:
+    said = drafter.said
+    limit = {} if said is None else {"draft_vocab_size": len(said.tokens)}
+    return {**dflash_config(drafter, target, dtype, bottleneck), **limit}
+
+
+def _go_on(folder: Path, target: str, block_size: int) -> str:
+    return (
+        f"adaflash fit -c experiment/adaflash --target {shlex.quote(target)} "
+        f"--model.drafter.init_args.block_size {block_size} --model.drafter.init_args.checkpoint {shlex.quote(str(folder))}"
+    )
 
 
 def _as_they_are(tensors: Tensors, target: HFTarget) -> Tensors:
@@ -68,7 +95,7 @@ def _vllm_config(drafter: DFlash, target: HFTarget, dtype: str, bottleneck: int)
         "dtype": dtype,
         "torch_dtype": dtype,
         "transformer_layer_config": layers,
-        "draft_vocab_size": drafter.config.vocab_size,
+        "draft_vocab_size": drafter.config.vocab_size if drafter.said is None else len(drafter.said.tokens),
         "target_hidden_size": target.hidden_size,
         "block_size": drafter.block_size,
         "mask_token_id": drafter.mask_id,
@@ -82,8 +109,13 @@ def _vllm_config(drafter: DFlash, target: HFTarget, dtype: str, bottleneck: int)
 def _vllm_tensors(tensors: Tensors, target: HFTarget) -> Tensors:
     """Embedding and head are the target's, and are not stored; a family that scales its embedding gets a scaled copy.
 
-    A server that shares the embedding would hand the drafter unscaled rows, which it has never seen.
+    A server that shares the embedding would hand the drafter unscaled rows, which it has never seen. A drafter with fewer
+    tokens brings its rows of the head: readers cannot cut them out of the target's.
     """
+    if "t2d" in tensors:
+        head = target.model.get_output_embeddings().weight.detach()
+        dtype = next(value.dtype for value in tensors.values() if value.is_floating_point())
+        tensors = {**tensors, "lm_head.weight": head.cpu()[tensors["t2d"]].to(dtype)}
     if not scales_embedding(target):
         return tensors
     rows = target.embed(torch.arange(target.embedding_rows, device=target.device))
@@ -140,8 +172,9 @@ def scales_embedding(target: HFTarget) -> bool:
 
 
 FORMATS: dict[str, Format] = {
-    "sglang": Format(dflash_config, _as_they_are, _serve_sglang, head_inside=True),
+    "adaflash": Format(_own_config, _as_they_are, _go_on, head_inside=True),
+    "sglang": Format(dflash_config, _as_they_are, _serve_sglang, True, "SGLang (and z-lab's and SpecForge's code)"),
     "vllm": Format(_vllm_config, _vllm_tensors, _serve_vllm),
-    "hf": Format(_hf_config, _hf_tensors, _serve_hf),
+    "hf": Format(_hf_config, _hf_tensors, _serve_hf, False, "transformers' DFlash generator"),
 }
-OWN = FORMATS["sglang"]
+OWN = FORMATS["adaflash"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adaflash.errors import UserError
 from adaflash.export.keys import HEAD, POLICY_HEAD
-from adaflash.export.pairing import check_borrowed, check_pair
+from adaflash.export.pairing import check_borrowed, check_maps, check_pair
 from adaflash.export.sidecar import read_sidecar
 from adaflash.export.spec import DraftSpec, read_drafter
 
@@ -26,7 +26,7 @@ def read_for(name: str, target: HFTarget) -> tuple[DraftSpec, dict[str, Tensor],
     """
     spec, tensors, rest = read_drafter(name)
     check_pair(spec, tensors, target)
-    check_borrowed(spec, rest, target)
+    check_borrowed(spec, rest, target, check_maps(spec, tensors, target))
     return spec, tensors, rest
 
 

@@ -14,6 +14,7 @@ HEAD = "thresh_head_two_model."  # the paper's length head, as SGLang's AdaFlash
 POLICY_HEAD = "head."  # the same tensors in `AdaptiveLength.state_dict()`
 # Copies of the target that some projects keep beside the drafter; they must equal the target's own.
 BORROWED = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+MAPS = ("d2t", "t2d")  # of a drafter that cannot say all of the target's tokens; see `adaflash.vocabulary`
 _LAYER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
     "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from adaflash.drafters.dflash import DFlash
+from adaflash.drafters.dflash import DFlash, as_weight
 from adaflash.errors import UserError
 from adaflash.export.formats import OWN, Format
 from adaflash.export.importer import head_state, read_for
-from adaflash.export.keys import HEAD, documented, drafter_keys, listed
+from adaflash.export.keys import HEAD, MAPS, documented, drafter_keys, listed
 from adaflash.export.sidecar import write_sidecar
 from adaflash.export.spec import read_drafter
 from adaflash.export.weights import CONFIG, WEIGHTS, new_folder, write_json, write_tensors
@@ -55,6 +55,7 @@ def write_drafter(
 
     Returns the tensors as written, under documented names.
     """
+    form.check(drafter)
     inside = head_tensors(length) if form.head_inside else {}
     tensors = form.tensors(cast({**drafter_tensors(drafter), **inside}, dtype), target)
     head = inside.get(f"{HEAD}out.weight")
@@ -91,8 +92,8 @@ def load_length(state: dict[str, Tensor], target: HFTarget, block_size: int) -> 
 
 def drafter_tensors(drafter: DFlash) -> dict[str, Tensor]:
     """The drafter's tensors; their names are the documented ones."""
-    tensors = dict(drafter.state_dict())
-    assert set(tensors) == drafter_keys(drafter.num_layers), set(tensors) ^ drafter_keys(drafter.num_layers)
+    tensors, wanted = dict(drafter.state_dict()), drafter_keys(drafter.num_layers)
+    assert set(tensors) - set(MAPS) == wanted, set(tensors) ^ wanted
     return tensors
 
 
@@ -103,8 +104,9 @@ def head_tensors(length: LengthPolicy | None) -> dict[str, Tensor]:
 
 
 def cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """The same tensors on the CPU in another number format."""
-    return {name: value.detach().to("cpu", getattr(torch, dtype)) for name, value in tensors.items()}
+    """The same tensors on the CPU, weights in another number format."""
+    to = getattr(torch, dtype)
+    return {n: value.detach().to("cpu", to if value.is_floating_point() else None) for n, value in tensors.items()}
 
 
 def compare(drafter: DFlash, target: HFTarget, work: Path, written: dict[str, Tensor]) -> None:
@@ -134,5 +136,6 @@ def rounded(drafter: DFlash, target: HFTarget, written: dict[str, Tensor]) -> DF
     import copy
 
     twin = copy.deepcopy(drafter).float()
-    twin.load_state_dict({name: written[name].float() for name in drafter_keys(drafter.num_layers)})
+    names = drafter_keys(drafter.num_layers) | (set(MAPS) & set(drafter.state_dict()))
+    twin.load_state_dict({name: as_weight(written[name]) for name in names})
     return twin.to(target.device).eval()

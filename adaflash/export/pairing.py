@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from adaflash.drafters.base import check_context_layers
 from adaflash.errors import UserError
 from adaflash.export.spec import DraftSpec
+from adaflash.vocabulary import DraftVocabulary
 
 if TYPE_CHECKING:
     from adaflash.targets.hf import HFTarget
@@ -40,18 +42,37 @@ def check_pair(spec: DraftSpec, tensors: dict[str, Tensor], target: HFTarget) ->
         raise mismatch(spec, target, "mask token id", spec.mask_id, f"0 .. {target.embedding_rows - 1}")
 
 
-def check_borrowed(spec: DraftSpec, rest: dict[str, Tensor], target: HFTarget) -> None:
+def check_maps(spec: DraftSpec, tensors: dict[str, Tensor], target: HFTarget) -> DraftVocabulary | None:
+    """The vocabulary of a drafter that has fewer tokens than the target; None: it has all.
+
+    Raises:
+        UserError: d2t and t2d disagree with each other or with the target.
+    """
+    if "d2t" not in tensors:
+        return None
+    d2t, t2d = tensors["d2t"], tensors["t2d"].bool()
+    if len(t2d) != target.embedding_rows:
+        raise mismatch(spec, target, "number of tokens in t2d", len(t2d), target.embedding_rows)
+    tokens = d2t + torch.arange(len(d2t), device=d2t.device)
+    if not torch.equal(tokens, t2d.nonzero().squeeze(1)):
+        raise UserError(f"{spec.folder}: d2t and t2d name different tokens; the drafter was written wrongly")
+    return DraftVocabulary.of(tokens, len(t2d))
+
+
+def check_borrowed(
+    spec: DraftSpec, rest: dict[str, Tensor], target: HFTarget, said: DraftVocabulary | None = None
+) -> None:
     """Copies of the target's embedding and head must be the target's: this drafter always borrows those.
 
     Raises:
         UserError: the checkpoint brings its own, which another server would use.
     """
-    import torch
-
     theirs = {
         "embed_tokens.weight": target.embed(torch.arange(target.embedding_rows, device=target.device)),
         "lm_head.weight": target.model.get_output_embeddings().weight,
     }
+    if said is not None:
+        theirs["lm_head.weight"] = theirs["lm_head.weight"][said.place.to(target.device) >= 0]
     for name, weight in theirs.items():
         if name not in rest:
             continue

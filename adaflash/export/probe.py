@@ -90,9 +90,9 @@ def states_after(drafter: DFlash, target: HFTarget, anchor: int, context: Tensor
 @torch.no_grad()
 def candidates_after(drafter: DFlash, target: HFTarget, anchor: int, context: Tensor) -> tuple[Tensor, Tensor]:
     """Candidates [K] of that block and their margins [K] over the second best."""
-    logits = target.head(states_after(drafter, target, anchor, context)[0, 1:]).float()
-    best = logits.topk(2)
-    return best.indices[:, 0].cpu(), (best.values[:, 0] - best.values[:, 1]).cpu()
+    head = drafter.head(target)
+    best = head(states_after(drafter, target, anchor, context)[0, 1:]).float().topk(2)
+    return head.ids(best.indices[:, 0]).cpu(), (best.values[:, 0] - best.values[:, 1]).cpu()
 
 
 def _probe(drafter: DFlash, target: HFTarget, prompt: tuple[int, ...]) -> Probe:

@@ -44,8 +44,9 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
         or _prefixed(k, "prefix_gru.", "embed_proj."),
     ),
     (
-        "a drafter with a reduced vocabulary (d2t, t2d)", "its output head is not the target's",
-        lambda c, d, k: c.get("draft_vocab_size") not in (None, _vocabulary(c)) or bool({"d2t", "t2d"} & k),
+        "a drafter with a reduced vocabulary of which d2t or t2d is missing", "nobody can tell which tokens its rows are",
+        lambda c, d, k: (c.get("draft_vocab_size") not in (None, _vocabulary(c)) or bool({"d2t", "t2d"} & k))
+        and not {"d2t", "t2d"} <= k,
     ),
     (
         "a drafter with sliding-window layers", "adaflash's drafter attends to the whole context and both ways",

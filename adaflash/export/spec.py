@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from adaflash.errors import UserError
-from adaflash.export.keys import BORROWED, HEAD, documented, drafter_keys, listed
+from adaflash.export.keys import BORROWED, HEAD, MAPS, documented, drafter_keys, listed
 from adaflash.export.refuse import refuse_foreign
 from adaflash.export.rope import read_rope
 from adaflash.export.weights import CONFIG, find_folder, read_config, read_tensors
@@ -48,7 +48,7 @@ def read_drafter(name: str) -> tuple[DraftSpec, dict[str, Tensor], dict[str, Ten
     config, tensors = read_config(folder), documented(read_tensors(folder))
     refuse_foreign(config, set(tensors), str(folder))
     spec = read_spec(folder, config, set(tensors))
-    own = drafter_keys(spec.config.num_hidden_layers)
+    own = drafter_keys(spec.config.num_hidden_layers) | (set(MAPS) & set(tensors))
     missing = own - set(tensors)
     unknown = {key for key in tensors if key not in own and key not in BORROWED and not key.startswith(HEAD)}
     if missing or unknown:

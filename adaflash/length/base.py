@@ -26,7 +26,9 @@ class Outcome:
     labelled: Tensor  # [N] bool: `accepted` is the whole truth (the block was not cut off by a length limit)
     agreed: Tensor  # [N, K] bool: candidate k is the trajectory's token
     known: Tensor  # [N, K] bool, a contiguous prefix: `agreed` can be told; behind it the block is censored
-    head: Callable[[Tensor], Tensor] | None = None  # states [M, H] -> logits [M, V], for policies that ask for rows
+    head: Callable[[Tensor], Tensor] | None = (
+        None  # the drafter's logits [M, n] from states [M, H], if rows are asked for
+    )
 
     def sums(self) -> dict[str, Tensor]:
         """For the log, (numerator, denominator) by name: candidates at risk that agree, and acceptance of whole blocks.

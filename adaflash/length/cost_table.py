@@ -137,6 +137,7 @@ def fingerprint(target: HFTarget, drafter: Drafter) -> dict[str, Any]:
             list(drafter.context_layers),
             sum(p.numel() for p in drafter.parameters()),
             str(next(drafter.parameters()).dtype),
+            *([len(said.tokens)] if (said := drafter.said) else []),
         ],
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from adaflash.errors import UserError
+from adaflash.vocabulary import DraftVocabulary
+
 LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """fn(student logits [M, V], teacher logits [M, V], token [M]) -> loss [M]."""
 
@@ -83,3 +86,18 @@ def check_names(terms: Iterable[LossTerm]) -> None:
             raise ValueError(f"{count} loss terms share the name {name!r} ({classes}): give each its own `name`")
         if "." in name:
             raise ValueError(f"the name {name!r} of loss term {classes} has a dot: use a letter, digit, _ or -")
+
+
+def check_said(said: DraftVocabulary | None, terms: Iterable[LossTerm]) -> None:
+    """Refuse terms that are infinite for a drafter with a limited vocabulary.
+
+    Raises:
+        UserError: naming them.
+    """
+    wrong = [f"{term.name} ({type(term).__name__})" for term in terms if term.covers]
+    if said is not None and wrong:
+        raise UserError(
+            f"model.losses: {' and '.join(wrong)} would be infinite, since the drafter cannot say all that the target may "
+            "(model.drafter.init_args.vocabulary). Use ReverseKL, JensenShannon, TotalVariation or a cross-entropy, or "
+            "leave the vocabulary whole"
+        )

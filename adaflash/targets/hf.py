@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -126,7 +127,16 @@ class HFTarget:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of post-norm hidden states [..., H], soft-capped as the family does."""
-        logits = self.model.get_output_embeddings()(hidden.to(self.dtype))
+        return self._capped(self.model.get_output_embeddings()(hidden.to(self.dtype)))
+
+    def head_rows(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """`head` for some tokens [n] only: states [..., H] -> logits [..., n]. Their rows are copied once."""
+        head = self.model.get_output_embeddings()
+        weight, bias = head.weight.detach()[tokens], getattr(head, "bias", None)
+        bias = None if bias is None else bias.detach()[tokens]
+        return lambda hidden: self._capped(F.linear(hidden.to(self.dtype), weight, bias))
+
+    def _capped(self, logits: Tensor) -> Tensor:
         if self._softcap is None:
             return logits
         return torch.tanh(logits / self._softcap) * self._softcap
