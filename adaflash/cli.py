@@ -22,6 +22,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash bench ...         compare length policies with plain decoding, over prompt sets and loads
   adaflash plan -c CONFIG    memory a device will need, by part, before anything is loaded; what to change
   adaflash cost ...          measure what rounds cost on this machine, and the tau that drafting needs to pay
+  adaflash vocabulary ...    count which tokens your traffic needs, for a drafter with fewer of them
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
   adaflash import ...        check somebody's drafter against a target, and write it as one of ours
   adaflash doctor ...        find what would lower acceptance in silence
@@ -111,6 +112,7 @@ _LIGHT = {
     "bench": _bench,
     "plan": _plan,
     "cost": _function("cost", "adaflash.bench.cost_command", "cost"),
+    "vocabulary": _function("vocabulary", "adaflash.data.vocabulary", "vocabulary"),
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),
     "doctor": _doctor,

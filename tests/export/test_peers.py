@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from adaflash.export.own import load_drafter
 from adaflash.export.probe import read_probe, states_after
 from adaflash.targets.hf import HFTarget
 from adaflash.types import Request
+from adaflash.vocabulary import DraftVocabulary, write_vocabulary
 
 SCRIPT = Path(__file__).parent / "peers" / "speculators_logits.py"
 
@@ -27,10 +29,20 @@ SCRIPT = Path(__file__).parent / "peers" / "speculators_logits.py"
 @pytest.mark.peer
 @pytest.mark.parametrize("family", ["qwen3", "llama"])  # tied and untied
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_speculators_computes_our_logits(family: str, dtype: Any, tmp_path: Path, speculators: str) -> None:
+@pytest.mark.parametrize("vocabulary", [0, 40])  # tokens the drafter can say; 0: all
+def test_speculators_computes_our_logits(
+    family: str, dtype: Any, vocabulary: int, tmp_path: Path, speculators: str
+) -> None:
     target = HFTarget.load(save_target(tmp_path / "target", family))
-    folder = tmp_path / "out"
-    export_drafter(make_source(target), "vllm", folder, dtype)
+    folder, source = tmp_path / "out", make_source(target)
+    if vocabulary:
+        file, said = (
+            tmp_path / "words.json",
+            DraftVocabulary.of(torch.arange(1, tiny.VOCAB, 2)[:vocabulary], tiny.VOCAB),
+        )
+        write_vocabulary(file, said, {})
+        source = replace(source, drafter=tiny.drafter(target, noise=0.05, vocabulary=str(file)))
+    export_drafter(source, "vllm", folder, dtype)
     done = subprocess.run(
         [speculators, str(SCRIPT), str(folder), str(tmp_path / "logits.npz")], capture_output=True, text=True
     )
@@ -39,9 +51,13 @@ def test_speculators_computes_our_logits(family: str, dtype: Any, tmp_path: Path
     assert str(theirs["kind"]) == "DFlashDraftModel" and int(theirs["mask"]) == tiny.VOCAB - 1
     drafter, _ = load_drafter(folder, target)
     for i, probe in enumerate(read_probe(folder)):
-        ours = target.head(states_after(drafter, target, int(probe.tokens[-1]), probe.context)[0, 1:])
-        torch.testing.assert_close(torch.from_numpy(theirs[f"logits_{i}"])[1:], ours, atol=1e-4, rtol=1e-4)
-        assert torch.from_numpy(theirs[f"logits_{i}"])[1:].argmax(-1).tolist() == probe.candidates.tolist()
+        head, logits = drafter.head(target), torch.from_numpy(theirs[f"logits_{i}"])[1:]
+        ours = head(states_after(drafter, target, int(probe.tokens[-1]), probe.context)[0, 1:])
+        assert logits.shape[1] == (vocabulary or tiny.VOCAB)
+        close = 1e-4 if not vocabulary or dtype == "float32" else 0.1  # rows of the head are rounded with the rest
+        torch.testing.assert_close(logits, ours, atol=close, rtol=close)
+        places = logits.argmax(-1)
+        assert (places + torch.from_numpy(theirs["d2t"])[places]).tolist() == probe.candidates.tolist()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])

@@ -32,7 +32,8 @@ def main() -> None:
                 states, ids, mask, torch.zeros(1, len(ids[0]), model.hidden_size), torch.zeros_like(ids), max_anchors=1
             )
         logits[f"logits_{i}"] = block[0].numpy()
-    np.savez(out, mask=config.mask_token_id, kind=type(model).__name__, **logits)
+    d2t = np.zeros(config.transformer_layer_config.vocab_size, int) if model.d2t is None else model.d2t.numpy()
+    np.savez(out, mask=config.mask_token_id, kind=type(model).__name__, d2t=d2t, **logits)
 
 
 if __name__ == "__main__":
