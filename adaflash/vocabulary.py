@@ -94,6 +94,8 @@ class DraftHead:
         return logits if self.vocabulary is None else self.vocabulary.widen(logits)
 
 
+WHOLE = DraftHead(lambda logits: logits)
+"""Of a drafter that can say everything, given its logits."""
 KEY = "model.drafter.init_args.vocabulary"
 
 

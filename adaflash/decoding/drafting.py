@@ -18,6 +18,7 @@ from adaflash.decoding.settings import Settings
 from adaflash.decoding.verify import Draft
 from adaflash.drafters.base import embed_blocks
 from adaflash.types import Proposal, Request, Segments
+from adaflash.vocabulary import WHOLE, DraftHead
 
 INGEST_ROWS = 256  # context rows handed over at once: queued rows of plain rounds must not make one long stall
 
@@ -108,7 +109,8 @@ class DraftRounds:
         forecasts: list[Tensor | None] = [None] * len(lanes)
         if self.policy.needs_logits or self.all_candidates:
             logits = self.head(hidden[:, 1:])
-            proposal = replace(self._proposal(hidden, limits, logits), anchors=anchors)
+            proposal = _proposal(hidden, limits, logits, self.policy.needs_logits, self.head)
+            proposal = replace(proposal, anchors=anchors)
             lengths = self._lengths(proposal)
             if self.all_candidates and (expected := self.policy.forecast(proposal)) is not None:
                 forecasts = list(expected.float().cpu())
@@ -133,14 +135,6 @@ class DraftRounds:
             )
         return torch.minimum(lengths, proposal.limits).clamp(min=0)
 
-    def _proposal(self, hidden: Tensor, limits: Tensor, logits: Tensor) -> Proposal:
-        """With the logits [R, K, n] only for a policy that asked for them."""
-        if not self.policy.needs_logits:
-            return Proposal(hidden, limits)
-        best = best_tokens(logits)
-        probability = logits.float().softmax(-1).gather(-1, best[..., None]).squeeze(-1)
-        return Proposal(hidden, limits, self.head.ids(best), probability, logits)
-
     def _candidates(self, request: Request, logits: Tensor, places: Tensor) -> tuple[list[int], Tensor | None]:
         """Candidates of one lane from its logits [L, n], and the laws they were sampled from, if they were."""
         if self.verification == "exact" or request.temperature == 0.0:
@@ -148,6 +142,15 @@ class DraftRounds:
         laws = law(self.head.widen(logits), request)
         noise = noise_at(request, places[: len(laws)].to(laws.device), DRAFT)
         return inverse_cdf(laws, noise).tolist(), laws
+
+
+def _proposal(hidden: Tensor, limits: Tensor, logits: Tensor, probabilities: bool, head: DraftHead = WHOLE) -> Proposal:
+    """With candidates and logits [R, K, n] only for a policy that asked for them."""
+    if not probabilities:
+        return Proposal(hidden, limits)
+    best = best_tokens(logits)
+    probability = logits.float().softmax(-1).gather(-1, best[..., None]).squeeze(-1)
+    return Proposal(hidden, limits, head.ids(best), probability, logits)
 
 
 def _useful(candidates: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:

@@ -26,7 +26,7 @@ from adaflash.losses.numerics import argmax_rows, below_top, working
 from adaflash.losses.teach import Taught
 from adaflash.losses.terms import ForwardKL, ReverseKL, TeacherCrossEntropy, TokenCrossEntropy
 from adaflash.losses.workspace import Buffers, Workspace
-from adaflash.vocabulary import DraftHead
+from adaflash.vocabulary import WHOLE, DraftHead
 
 KNOWN = (TeacherCrossEntropy, TokenCrossEntropy, ForwardKL, ReverseKL)
 
@@ -45,7 +45,7 @@ def split(terms: Sequence[LossTerm]) -> tuple[list[LossTerm], list[LossTerm]]:
 class Mixture:
     """At most one term of each kind that has a closed form."""
 
-    def __init__(self, terms: Sequence[LossTerm], work: Workspace, drafted: DraftHead) -> None:
+    def __init__(self, terms: Sequence[LossTerm], work: Workspace, drafted: DraftHead = WHOLE) -> None:
         self.work, self.drafted = work, drafted
         kinds = {type(term): term for term in terms}
         self.forward, self.reverse = kinds.get(ForwardKL), kinds.get(ReverseKL)
