@@ -14,7 +14,7 @@ from adaflash.decoding.sampling import best_tokens
 from adaflash.decoding.session import PREFILL_ROWS
 from adaflash.drafters.base import embed_blocks
 from adaflash.plan.job import Job
-from adaflash.plan.meter import Meter, autocast
+from adaflash.plan.meter import Meter, autocast, grown
 from adaflash.plan.models import Models
 from adaflash.types import Segments
 
@@ -60,9 +60,9 @@ def _decoding(job: Job, lanes: int, response: int, every: bool) -> Decoding:
     pool = pool_bytes(lanes, capacity, job.models.target.num_layers, heads, dim, job.dtype)
     prompts = min(lanes, -(-PREFILL_ROWS // job.prompt))
     passes = max(
-        _read(job.models, job.precision, prompts, job.prompt, lanes, capacity),
-        _verify(job.models, job.precision, lanes, capacity),
-        _draft(job.models, job.precision, lanes, capacity, every),
+        grown(lambda count: _read(job.models, job.precision, count, job.prompt, lanes, capacity), prompts),
+        grown(lambda count: _verify(job.models, job.precision, count, capacity), lanes),
+        grown(lambda count: _draft(job.models, job.precision, count, capacity, every), lanes),
     )
     return Decoding(pool, _draft_pool(job.models, job.precision, lanes, capacity), passes)
 

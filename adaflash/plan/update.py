@@ -13,7 +13,7 @@ from adaflash.blocks import context_rows
 from adaflash.drafters.base import embed_blocks
 from adaflash.length.base import Outcome
 from adaflash.plan.job import Job
-from adaflash.plan.meter import Meter, autocast, nbytes
+from adaflash.plan.meter import Meter, autocast, grown, nbytes
 from adaflash.plan.models import Models
 from adaflash.types import Blocks, Segments
 
@@ -32,8 +32,13 @@ class Update:
 def update_of(job: Job) -> Update:
     """What one update takes; with accumulation the gradients of earlier micro-batches are there all the time."""
     tokens, earlier = job.prompt + job.response, job.accumulate > 1
-    activations, temporaries = _passes(job.models, job.precision, job.batch_size, job.anchors, tokens, earlier)
-    return Update(activations, temporaries, *_step(job.models, job.optimizer, job.gpu))
+
+    def play(index: int) -> int:
+        return grown(
+            lambda rows: _passes(job.models, job.precision, rows, job.anchors, tokens, earlier)[index], job.batch_size
+        )
+
+    return Update(play(0), play(1), *_step(job.models, job.optimizer, job.gpu))
 
 
 @cache

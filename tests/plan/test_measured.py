@@ -17,7 +17,7 @@ from adaflash.length.adaptive import AdaptiveLength
 from adaflash.plan.command import parse
 from adaflash.plan.estimate import Plan, estimate
 from adaflash.plan.job import Job
-from adaflash.plan.meter import Meter, nbytes
+from adaflash.plan.meter import Meter, grown, nbytes
 from adaflash.plan.rollout import buffer_bytes, rollout_of
 from adaflash.plan.update import update_of
 from adaflash.plan.vocabulary import chunk_bytes, workspace_bytes
@@ -179,6 +179,21 @@ def test_activations_are_what_autograd_keeps(done: Any) -> None:
     assert planned == meter.now
     assert by_hooks <= planned <= 1.1 * by_hooks  # beside them: the packed inputs, which autograd may not need
     assert hidden.requires_grad and context.shape[1] == 256
+
+
+def test_more_requests_go_on_along_the_line_of_few(done: Any) -> None:
+    """Played with 2 and 4 and drawn out to 12, against 12 played."""
+    from adaflash.plan.rollout import _draft, _verify
+    from adaflash.plan.update import _passes
+
+    _, _, job, _ = done
+    for play in (
+        lambda n: _draft(job.models, job.precision, n, 72, True),
+        lambda n: _verify(job.models, job.precision, n, 72),
+        lambda n: _passes(job.models, job.precision, n, 8, 64, False)[0],
+        lambda n: sum(_passes(job.models, job.precision, n, 8, 64, False)),
+    ):
+        assert grown(play, 12) == pytest.approx(play(12), rel=0.02)
 
 
 def test_a_whole_update(done: Any) -> None:
