@@ -18,6 +18,9 @@ from adaflash.losses import SlotSampling
 from adaflash.losses.base import LossTerm, check_names, check_said
 from adaflash.losses.position import ExponentialDecay, PositionWeight
 from adaflash.optim import AdamWConfig, check_trainer
+from adaflash.parallel.options import ParallelOptions
+from adaflash.parallel.placement import Placement
+from adaflash.parallel.trained import whole
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.rollouts.buffer import RolloutBuffer
 from adaflash.step import DraftStep, StepResult, acceptance
@@ -51,6 +54,7 @@ class AdaFlashModule(L.LightningModule):
         sampling: Differentiate a sample of the candidates only, unbiased (`adaflash.losses.SlotSampling`).
         log_gradient_norms_every: Updates between logs of the gradient that each term causes alone; 0 for never. It
             costs one more vocabulary pass a term.
+        parallel: Where the weights lie when there are several devices.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class AdaFlashModule(L.LightningModule):
         freeze_drafter: bool = False,
         sampling: SlotSampling | None = None,
         log_gradient_norms_every: int = 0,
+        parallel: ParallelOptions = ParallelOptions(),  # noqa: B008
     ) -> None:
         super().__init__()
         if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0 or log_gradient_norms_every < 0:
@@ -88,6 +93,7 @@ class AdaFlashModule(L.LightningModule):
         self.num_anchors, self.anchor_mix, self.clip = num_anchors, anchor_mix, clip
         self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
         self.freeze_drafter, self.log_gradient_norms_every = freeze_drafter, log_gradient_norms_every
+        self.parallel = parallel
         self.buffer, self.window, self.watch = RolloutBuffer(), Window(), Stopwatch()
         self.provenance: dict[str, Any] = {}  # what a checkpoint says of its origin; set by the command line
         # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
@@ -104,13 +110,16 @@ class AdaFlashModule(L.LightningModule):
         self.losses.append(term)
 
     def configure_model(self, target: HFTarget | None = None) -> None:
-        """Load the target and make the weights; does nothing the second time, and works without a trainer."""
-        if self.__dict__["_target"] is not None:
-            return
-        device = self.trainer.strategy.root_device if self._trainer is not None else torch.device("cpu")
-        loaded = target or HFTarget.load(self.target_name, self.target_options)
-        self.__dict__["_target"] = loaded.to(device)
-        self.drafter.build(loaded, self.target_options.mask_token)
+        """Load the target, make the weights and lay all of them where they belong; each is done once."""
+        placement = Placement(self._trainer, self._device_mesh, self.parallel)
+        if self.__dict__["_target"] is None:
+            self._build(target or placement.load(self.target_name, self.target_options), placement)
+        placement.spread(self)
+
+    def _build(self, loaded: HFTarget, placement: Placement) -> None:
+        self.__dict__["_target"] = loaded
+        with placement.readable(loaded, getattr(self.drafter, "num_layers", 1)):
+            self.drafter.build(loaded, self.target_options.mask_token)
         self.length.build(loaded.hidden_size, self.drafter.block_size)
         check_said(self.drafter.said, list(self.losses))  # type: ignore[arg-type]
         if self.freeze_drafter:
@@ -128,11 +137,12 @@ class AdaFlashModule(L.LightningModule):
             trajectories, fresh = self.buffer.take(batch, self.rollout, self._players(batch))
         chance = self._chance(batch)
         lesson = self._lesson(learnable(trajectories), chance)
-        hidden = self._draft(lesson)
-        result = self._terms(hidden, lesson, chance)
-        outcome = self._outcome(hidden, lesson.blocks, result)
-        loss = result.loss + _or_zero(self.length.loss(outcome))
-        self._count(hidden, lesson, result, outcome)
+        with whole(self.length, self.losses):
+            hidden = self._draft(lesson)
+            result = self._terms(hidden, lesson, chance)
+            outcome = self._outcome(hidden, lesson.blocks, result)
+            loss = result.loss + _or_zero(self.length.loss(outcome))
+            self._count(hidden, lesson, result, outcome)
         news = {"rollout": self.buffer.trajectories} if fresh else {}
         return {"loss": loss * self._undo_averages(), **news}
 
@@ -218,7 +228,8 @@ class AdaFlashModule(L.LightningModule):
 
     def validation_step(self, batch: tuple[Prompt, ...], batch_idx: int) -> dict[str, list[Trajectory]]:
         """Decode held-out prompts; the acceptance monitor measures what comes out."""
-        return {"trajectories": self.engine(all_candidates=True).generate([self._request(p) for p in batch])}
+        with self.target.ranks.decoding():
+            return {"trajectories": self.engine(all_candidates=True).generate([self._request(p) for p in batch])}
 
     test_step = validation_step
 
@@ -227,7 +238,8 @@ class AdaFlashModule(L.LightningModule):
 
         Plain mappings, because Lightning does not move frozen dataclasses.
         """
-        return [each.row() for each in self.engine().generate([self._request(prompt) for prompt in batch])]
+        with self.target.ranks.decoding():
+            return [each.row() for each in self.engine().generate([self._request(prompt) for prompt in batch])]
 
     def _request(self, prompt: Prompt) -> Request:
         return Request(prompt.tokens, self.max_new_tokens, prompt.id, prompt.domain)

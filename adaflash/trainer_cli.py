@@ -24,6 +24,7 @@ from adaflash.configuration import PACKAGED
 from adaflash.data.prompts import PromptDataModule
 from adaflash.errors import UserError
 from adaflash.module import AdaFlashModule
+from adaflash.parallel.strategy import check_strategy
 from adaflash.parser import Parser
 from adaflash.provenance import provenance
 from adaflash.run_folder import loggers, make_room
@@ -122,6 +123,7 @@ class TrainerCLI(LightningCLI):
         return self.config[self.subcommand] if self.subcommand else self.config
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
+        check_strategy(config.get("strategy"))
         bars = [each for each in config.get("callbacks") or [] if isinstance(each, ProgressBar)]
         kept = bars[-1:] if config.get("enable_progress_bar", True) else []  # Lightning takes one, and none without it
         config["callbacks"] = [each for each in config.get("callbacks") or [] if each not in bars or each in kept]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class Window:
@@ -55,6 +56,7 @@ def mean_gradients(parameters: list[nn.Parameter], by: float, limit: float, upda
     """
     divide_gradients(parameters, by)
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # of shards
     if not bool(norm.isfinite()):
         raise FloatingPointError(
             f"update {update}: the gradient of the {owner} is not finite (norm {float(norm)}); weights and optimizer are "

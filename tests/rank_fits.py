@@ -20,7 +20,15 @@ from adaflash.module import AdaFlashModule
 from adaflash.rollouts.recorded import RecordedRollout
 from adaflash.types import Prompt, PromptBatch
 
-WORLD, RANK = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
+
+def world() -> int:
+    """How many ranks there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """Which of them this is."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def recorded(count: int, seed: int = 0, longest: int = 14) -> list[Prompt]:
@@ -36,7 +44,7 @@ def share(prompts: Sequence[Prompt], batches: int) -> list[PromptBatch]:
     """This rank's part of every batch: all ranks together have the same prompts in a batch, however many there are."""
     size = len(prompts) // batches
     parts = [tuple(prompts[i * size : (i + 1) * size]) for i in range(batches)]
-    return [PromptBatch(p[RANK::WORLD], i, 0, 1, len(p), cursor=i + 1) for i, p in enumerate(parts)]
+    return [PromptBatch(p[rank() :: world()], i, 0, 1, len(p), cursor=i + 1) for i, p in enumerate(parts)]
 
 
 class Batches(L.LightningDataModule):
@@ -66,7 +74,7 @@ def fit(
     of: AdaFlashModule, folder: Path, batches: Sequence[PromptBatch], steps: int, *callbacks: Callback, **settings: Any
 ) -> L.Trainer:
     """Fit on all ranks; what each of them trained is kept from Lightning's own sampler."""
-    settings = {"devices": WORLD, "use_distributed_sampler": False, **settings}
+    settings = {"devices": world(), "use_distributed_sampler": False, **settings}
     trainer = fitting.trainer(Path(folder), steps, callbacks, **settings)
     trainer.fit(of, datamodule=Batches(batches))
     return trainer

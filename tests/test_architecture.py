@@ -48,6 +48,7 @@ FORBIDDEN = {
     "lesson": ["*", "!types", "!blocks"],
     "window": ["*"],
     "optim": ["*", "!errors"],
+    "parallel": ["module", "cli", "data", "losses", "step", "rollouts", "length", "decoding", "bench"],
     "module": ["cli", "data", "bench", "export"],
 }
 

@@ -51,11 +51,12 @@ class Session:
     @torch.no_grad()
     def run(self) -> Iterator[Progress]:
         """Rounds until nothing is left."""
-        while self.active or not self.intake.exhausted:
-            yield from self._admit()
-            yield from self._end_cancelled()
-            if self.active:
-                yield from self._round()
+        with self.target.ranks.decoding():
+            while self.active or not self.intake.exhausted:
+                yield from self._admit()
+                yield from self._end_cancelled()
+                if self.active:
+                    yield from self._round()
         self.settings.memory.update(target_pool=self.pool.bytes(), draft_pool=self.draft_pool.bytes())
 
     def _round(self) -> Iterator[Progress]:

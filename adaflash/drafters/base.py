@@ -71,6 +71,10 @@ class Drafter(nn.Module, ABC):
     def draft(self, embeds: Tensor, anchors: Tensor, lanes: list[int], pool: KeyValues) -> Tensor:
         """Decoding: hidden states [R, B, H] of one block a lane, reading the pool before `anchors` [R]."""
 
+    def units(self) -> list[tuple[nn.Module, tuple[str, ...]]]:
+        """Parts that are sharded on their own, each with the methods beside `forward` that the drafter calls."""
+        return []
+
 
 # Rows of the target's head are copied once, and outside of drafters, which are copied and saved.
 _HEADS: WeakKeyDictionary[Drafter, tuple[ref[HFTarget], DraftHead]] = WeakKeyDictionary()

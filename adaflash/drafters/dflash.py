@@ -151,7 +151,7 @@ class DFlash(Drafter):
         angles = self._angles(slot_positions(blocks.anchors, self.block_size))
         states = embeds
         for layer in self._stack():
-            keys, values = layer.self_attn.key_values(encoded, context_angles)
+            keys, values = layer.key_values(encoded, context_angles)
             spans = [
                 ContextSpan(
                     keys[row : row + count].transpose(0, 1), values[row : row + count].transpose(0, 1),
@@ -167,7 +167,7 @@ class DFlash(Drafter):
         encoded = self._encode(context)
         angles = self._angles(segments.positions.to(encoded.device))
         for index, layer in enumerate(self._stack()):
-            keys, values = layer.self_attn.key_values(encoded, angles)
+            keys, values = layer.key_values(encoded, angles)
             pool.write(index, keys, values, segments)
 
     def draft(self, embeds: Tensor, anchors: Tensor, lanes: list[int], pool: KeyValues) -> Tensor:
@@ -182,6 +182,10 @@ class DFlash(Drafter):
             ]
             states = layer(states, angles, spans)
         return self.norm(states)
+
+    def units(self) -> list[tuple[nn.Module, tuple[str, ...]]]:
+        """Layer by layer."""
+        return [(layer, ("key_values",)) for layer in self.layers]
 
     def _stack(self) -> list[DraftLayer]:
         return list(self.layers)  # type: ignore[arg-type]

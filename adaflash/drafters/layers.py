@@ -92,6 +92,10 @@ class DraftLayer(nn.Module):
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
+    def key_values(self, states: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """See `ContextAttention.key_values`."""
+        return self.self_attn.key_values(states, angles)
+
     def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], spans: Sequence[ContextSpan]) -> Tensor:
         """Block states [N, B, H] -> [N, B, H]."""
         states = states + self.self_attn(self.input_layernorm(states), angles, spans)

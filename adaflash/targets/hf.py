@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from adaflash.targets.attention import NAME, Layout, PackedPass
 from adaflash.targets.families import check_family, final_softcap
 from adaflash.targets.kv import PoolCache
+from adaflash.targets.ranks import Ranks
 from adaflash.types import Features, KeyValues, Segments
 
 
@@ -51,6 +52,7 @@ class HFTarget:
         self.tokenizer = tokenizer
         self._extra_stop_ids = tuple(stop_ids)
         self._softcap = final_softcap(model.config)
+        self.ranks = Ranks()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HFTarget:
         """A copy of what holds a target (a module whose weights are averaged) shares it: it never changes."""
@@ -153,6 +155,18 @@ class HFTarget:
 
         Context layer id l means the output of decoder layer l. The layout of attention changes the speed only.
         """
+        self.ranks.before_pass()
+        return self.run(tokens, segments, context_layers, pool, layout)
+
+    def run(
+        self,
+        tokens: Tensor,
+        segments: Segments,
+        context_layers: Sequence[int] = (),
+        pool: KeyValues | None = None,
+        layout: Layout = "auto",
+    ) -> Features:
+        """`read` without a word to other ranks; see there."""
         out = self.model.base_model(
             input_ids=tokens[None],
             position_ids=segments.positions.to(tokens.device)[None],

@@ -43,6 +43,7 @@ def build(*words: str) -> TrainerCLI:
         (["--model.clip", "0"], "clip > 0"),
         (["--trainer.gradient_clip_val", "1"], "use model.clip"),
         (["--trainer.precision", "bf16-true"], "bf16-mixed"),
+        (["--trainer.strategy", "fsdp"], "--trainer.strategy fsdp2"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_message(words: list[str], flags: list[str], says: str, capsys: Any) -> None:

@@ -4,30 +4,71 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fitting
 import pytest
 import rank_fits
+import torch
 from ranks import run_ranks
+from torch import nn
+
+from adaflash.losses import LossTerm
+from adaflash.parallel.options import ParallelOptions
 
 PROMPTS = rank_fits.recorded(12)
 
 
-def train(strategy: str, folder: Path):
+PLACES = {
+    "ddp": ("ddp", ParallelOptions()),
+    "fsdp2": ("fsdp2", ParallelOptions(target="replicate")),
+    "fsdp2, sharded target": ("fsdp2", ParallelOptions(target="world", recompute=True)),
+    "hybrid": ("ddp", ParallelOptions(target="world")),
+    "lockstep": ("fsdp2", ParallelOptions(target="world", rollouts="lockstep")),
+}
+
+
+class Bent(LossTerm):
+    """A term that learns a matrix and a number."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1, "bent")
+        generator = torch.Generator().manual_seed(5)
+        self.bend = nn.Parameter(torch.randn(5, 3, generator=generator))
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, student, teacher, token):
+        return (student[:, :5].tanh() @ self.bend).pow(2).sum(-1) * self.scale
+
+
+def train(strategy: str, options: ParallelOptions, folder: Path):
     """Three updates of two micro-batches each, the first and the last clipped: weights, and what was logged."""
-    made, log = rank_fits.module(clip=10.05), rank_fits.Log()
+    made, log = rank_fits.module(clip=10.05, parallel=options, losses=[*fitting.losses(), Bent()]), rank_fits.Log()
     before = rank_fits.full(made.state_dict())
     rank_fits.fit(made, folder, rank_fits.share(PROMPTS, 3) * 2, 3, log, accumulate_grad_batches=2, strategy=strategy)
     after = rank_fits.full(made.state_dict())
-    assert all((after[name] != before[name]).any() for name in before)
+    assert [name for name in before if torch.equal(after[name], before[name])] == []
+    assert all(p.grad is None for p in made.target.model.parameters())
     return after, log.updates
+
+
+def train_all(folder: Path):
+    """Every strategy in one process group."""
+    return {name: train(*place, folder) for name, place in PLACES.items()}
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory):
-    return train("auto", tmp_path_factory.mktemp("alone"))
+    return train("auto", ParallelOptions(), tmp_path_factory.mktemp("alone"))
 
 
-def test_two_ranks_of_ddp_are_one_process_with_the_doubled_batch(alone, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory):
+    return run_ranks(train_all, tmp_path_factory.mktemp("together"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_two_ranks_are_one_process_with_the_doubled_batch(place: str, alone, together) -> None:
     weights, log = alone
-    for weights_there, log_there in run_ranks(train, "ddp", tmp_path):
-        rank_fits.assert_equal(weights, weights_there)
-        rank_fits.assert_same_log(log, log_there)
+    for found in together:
+        rank_fits.assert_equal(weights, found[place][0])
+        rank_fits.assert_same_log(log, found[place][1])
+    assert log[0]["grad_norm/drafter"] > 10.05 > log[1]["grad_norm/drafter"]
