@@ -75,7 +75,7 @@ def _weightless() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(self, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

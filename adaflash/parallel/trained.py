@@ -63,24 +63,24 @@ def whole(*modules: nn.Module) -> Iterator[None]:
 
     One collective a parameter on entry, and one in the backward pass: every rank must enter equally often.
     """
-    swapped: list[tuple[nn.Module, str, Tensor]] = []
+    swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:
         for owner in {id(each): each for module in modules for each in module.modules()}.values():
             if isinstance(owner, FSDPModule):
                 continue
-            for name, parameter in owner.named_parameters(recurse=False):
+            for name, parameter in list(owner.named_parameters(recurse=False)):
                 if isinstance(parameter, DTensor):
                     swapped.append((owner, name, parameter))
                     owner._parameters[name] = _gathered(parameter)  # type: ignore[assignment]
         yield
     finally:
         for owner, name, parameter in swapped:
-            owner._parameters[name] = parameter  # type: ignore[assignment]
+            owner._parameters[name] = parameter
 
 
 def _gathered(parameter: DTensor) -> Tensor:
     full = parameter.full_tensor(grad_placements=[Partial()])
-    return _MeanGradient.apply(full, parameter.device_mesh.size())  # type: ignore[no-any-return]
+    return _MeanGradient.apply(full, parameter.device_mesh.size())
 
 
 class _MeanGradient(torch.autograd.Function):
