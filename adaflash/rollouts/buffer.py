@@ -25,7 +25,10 @@ class RolloutBuffer:
         # A first visit is always a new rollout: after a change of world size another may have carried the same id.
         fresh = batch.rollout_id != self.rollout_id or batch.visit == 0
         if fresh:
-            self.trajectories, self.visits_left = [], 0  # the states go before others come: there is room for one rollout
+            self.trajectories, self.visits_left = (
+                [],
+                0,
+            )  # the states go before others come: there is room for one rollout
             with players.target.ranks.decoding():
                 self.trajectories = source.collect(batch.prompts, players)
             self.rollout_id, self.born = batch.rollout_id, players.updates
