@@ -124,13 +124,14 @@ class TrainerCLI(LightningCLI):
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
         check_strategy(config.get("strategy"))
-        bars = [each for each in config.get("callbacks") or [] if isinstance(each, ProgressBar)]
-        kept = bars[-1:] if config.get("enable_progress_bar", True) else []  # Lightning takes one, and none without it
-        config["callbacks"] = [each for each in config.get("callbacks") or [] if each not in bars or each in kept]
+        given = config.get("callbacks") or []
+        bars = [each for each in given if isinstance(each, ProgressBar)]
+        spare = bars if config.get("enable_progress_bar") is False else bars[:-1]  # Lightning takes one bar, or none
+        config["callbacks"] = [each for each in given if each not in spare]
         if config.get("logger") in (None, True):
             config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
         signals = [each.signals for each in callbacks if isinstance(each, LastCheckpoint)]
-        config["callbacks"] = [*signals, *(config.get("callbacks") or [])]  # they must listen before anyone else works
+        config["callbacks"] = [*signals, *config["callbacks"]]  # they must listen before anyone else works
         return super()._instantiate_trainer(config, callbacks)
 
 

@@ -14,6 +14,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
+from adaflash.bench.table import WIDTH
+
 
 class Banner(Callback):
     """Target, drafter, policy, rollouts, loss, data and steps in a few lines."""
@@ -29,7 +31,10 @@ class Banner(Callback):
         table = Table(title="adaflash fit", title_justify="left", show_header=False, box=None, pad_edge=False)
         for name, value in lines(trainer, pl_module):
             table.add_row(f"[bold]{name}[/bold]", value)
-        Console().print(table)
+        console = Console()
+        if not console.is_terminal:  # a file has no edge to wrap at
+            console.width = max(console.width, WIDTH)
+        console.print(table)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Start the clock with the first rollout."""

@@ -72,11 +72,11 @@ class Throughput(Callback):
         pl_module.watch.start("optimizer")
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log at the last visit to a rollout, which comes on all ranks at once."""
+        """Log at the last visit to a rollout, or of the run: that comes on all ranks at once."""
         pl_module.watch.stop("optimizer")
         for each in outputs.get("rollout", ()):
             self._tokens += len(each.response)
-        if batch.visit + 1 < batch.visits:
+        if batch.visit + 1 < batch.visits and trainer.global_step != trainer.max_steps:
             return
         log_now(trainer, pl_module, self._numbers(trainer, pl_module))
         self._restart(trainer, pl_module)

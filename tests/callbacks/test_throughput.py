@@ -27,7 +27,7 @@ def test_numbers_of_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "log_now", lambda trainer, module, values: told.update(values))
     reduce = {"sum": lambda x: 2 * x, "max": lambda x: x}
     strategy = SimpleNamespace(reduce=lambda x, reduce_op: reduce[reduce_op](x))
-    trainer: Any = SimpleNamespace(global_step=10, world_size=2, strategy=strategy)
+    trainer: Any = SimpleNamespace(global_step=10, max_steps=99, world_size=2, strategy=strategy)
     module: Any = SimpleNamespace(watch=Stopwatch(), device=torch.device("cpu"))
     meter = Throughput()
     meter.on_train_start(trainer, module)
@@ -54,12 +54,16 @@ def test_numbers_of_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shares_of_a_real_fit_and_every_rollout_is_logged(tmp_path: Path) -> None:
     data = fitting.data(tmp_path, tiny.prompts(8))  # 4 prompts a rollout, batches of 2, twice: 4 visits
     trainer = fitting.trainer(
-        tmp_path, 8, [Throughput()], logger=CSVLogger(tmp_path, name="", version=""), log_every_n_steps=1000
+        tmp_path, 10, [Throughput()], logger=CSVLogger(tmp_path, name="", version=""), log_every_n_steps=1000
     )
     trainer.fit(fitting.module(tiny.target()), datamodule=data)
     with (tmp_path / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row.get("time/rollout")]
-    assert [row["step"] for row in rows] == ["3", "7"]  # as Lightning counts, from 0
+    assert [row["step"] for row in rows] == [
+        "3",
+        "7",
+        "9",
+    ]  # as Lightning counts, from 0; the run ends within a rollout
     for row in rows:
         shares = [float(row[f"time/{part}"]) for part in (*PARTS, "other")]
         assert sum(shares) == pytest.approx(1) and all(share > 0 for share in shares)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import ProgressBar
 
 from adaflash.cli import main
 from adaflash.configuration import PACKAGED, expand, shipped
@@ -76,6 +77,19 @@ def test_every_experiment_builds_with_its_monitors(name: str, words: list[str]) 
         names
     )
     assert names[0] == "Signals"  # before anyone validates
+
+
+@pytest.mark.parametrize(
+    ("flags", "bars"),
+    [
+        (["--trainer.enable_progress_bar", "null"], ["Progress"]),
+        (["--trainer.enable_progress_bar", "false"], []),
+        (["--trainer.enable_progress_bar", "null", "--trainer.callbacks+=RichProgressBar"], ["RichProgressBar"]),
+    ],
+)
+def test_one_progress_bar_or_none(flags: list[str], bars: list[str], words: list[str]) -> None:
+    callbacks = build(*words, *flags).trainer.callbacks
+    assert [type(callback).__name__ for callback in callbacks if isinstance(callback, ProgressBar)] == bars
 
 
 def words_target(words: list[str]) -> str:
