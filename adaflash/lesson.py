@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class Lesson:
     segments: Segments  # which of them belong to which trajectory
     teacher: Tensor  # [T, H] the target's post-norm states, packed; each trajectory's first row is its position P
     offsets: Tensor  # [R] int64; position p of trajectory r is row offsets[r] + p of `teacher`
+    names: tuple[str, ...] = ()  # [R] what the prompts are called
 
     @classmethod
     def of(
@@ -44,6 +45,7 @@ class Lesson:
             segments,
             torch.cat(teacher).to(device),
             offsets.to(device),
+            tuple(each.id for each in trajectories),
         )
 
     @classmethod
@@ -51,6 +53,17 @@ class Lesson:
         """One block that supervises nothing, over one row [1, C] and [1, H] each: for a rank with nothing to learn."""
         blocks = Blocks.dummy(block_size, mask_id).to(context.device)
         return cls(blocks, context, Segments.whole([1]), teacher, torch.zeros_like(blocks.rows))
+
+    def silent(self) -> Lesson:
+        """The same blocks, none of which supervises anything."""
+        blocks = self.blocks
+        return replace(self, blocks=replace(blocks, supervised=torch.zeros_like(blocks.supervised)))
+
+    def place(self, row: int) -> str:
+        """Where candidate n * K + k - 1 stands, for people."""
+        block, candidate = divmod(row, self.blocks.supervised.shape[1])
+        trajectory, anchor = int(self.blocks.rows[block]), int(self.blocks.anchors[block])
+        return f"prompt {self.names[trajectory]!r}, anchor {anchor}, candidate {candidate + 1}"
 
 
 def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -17,13 +17,15 @@ from adaflash.lesson import Lesson, learnable
 from adaflash.losses import SlotSampling
 from adaflash.losses.base import LossTerm, check_names, check_said
 from adaflash.losses.position import ExponentialDecay, PositionWeight
+from adaflash.losses.teach import Head
+from adaflash.objective import log_sums, outcome_of, sum_terms
 from adaflash.optim import AdamWConfig, check_trainer
 from adaflash.parallel.options import ParallelOptions
 from adaflash.parallel.placement import Placement
 from adaflash.parallel.trained import whole
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.rollouts.buffer import RolloutBuffer
-from adaflash.step import DraftStep, StepResult, acceptance
+from adaflash.step import DraftStep, StepResult
 from adaflash.stopwatch import Stopwatch, timed
 from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Blocks, Prompt, PromptBatch, Request, Trajectory
@@ -170,25 +172,19 @@ class AdaFlashModule(L.LightningModule):
 
     @timed("vocabulary")
     def _terms(self, hidden: Tensor, lesson: Lesson, chance: torch.Generator | None = None) -> StepResult:
-        return self.step(hidden, lesson.blocks, lesson.teacher, lesson.offsets, self.target.head, chance, self._head())
+        when = f"[rank: {self.global_rank}] update {self.global_step + 1}"
+        return sum_terms(self.step, hidden, lesson, *self._heads(), chance, when)
 
     def _outcome(self, hidden: Tensor, blocks: Blocks, result: StepResult) -> Outcome:
-        """How far each block survives beside the trajectory; what it teaches never reaches the drafter."""
-        known = (blocks.supervised & (result.candidates >= 0)).cumprod(1).bool()
-        agreed = (result.candidates == blocks.labels) & known
-        return Outcome(hidden.detach(), acceptance(result, blocks), blocks.full, agreed, known, self._head())
+        return outcome_of(hidden, blocks, result, self.drafter.head(self.target))
 
     def _count(self, hidden: Tensor, lesson: Lesson, result: StepResult, outcome: Outcome) -> None:
-        sums = {"blocks": self.length.counted(outcome).sum(), **result.sums(), **outcome.sums()}
-        blocks, head = lesson.blocks, self._head()
-        if head.vocabulary:
-            sums |= head.vocabulary.bounds(blocks.labels, blocks.supervised, blocks.full)
-        if self.log_gradient_norms_every and self.global_step % self.log_gradient_norms_every == 0:
-            sums |= self.step.gradient_norms(hidden, blocks, lesson.teacher, lesson.offsets, self.target.head, head)
-        self.window.add(sums)
+        every = self.log_gradient_norms_every
+        more = log_sums(self.step, hidden, lesson, *self._heads(), bool(every) and self.global_step % every == 0)
+        self.window.add({"blocks": self.length.counted(outcome).sum(), **result.sums(), **outcome.sums(), **more})
 
-    def _head(self) -> DraftHead:
-        return self.drafter.head(self.target)
+    def _heads(self) -> tuple[Head, DraftHead]:
+        return self.target.head, self.drafter.head(self.target)
 
     def _undo_averages(self) -> float:
         """Lightning divides by the micro-batches of a window, DDP by the ranks; `Window` divides exactly instead."""

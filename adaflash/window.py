@@ -66,7 +66,10 @@ def mean_gradients(parameters: list[nn.Parameter], by: float, limit: float, upda
 
 
 def averages(sums: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
-    """For the log: every term as a mean over weights, and every pair (numerator, denominator) as a ratio, by name."""
+    """For the log: terms as means over weights, norms from their squares, pairs (numerator, denominator) as ratios."""
+    norms = {
+        name: value.sqrt() / weight for name, value in sums.items() if name.startswith("grad_norm/") and weight > 0
+    }
     terms = {name: value / weight for name, value in sums.items() if name.startswith("loss/") and weight > 0}
     ratios = {name: value[0] / value[1] for name, value in sums.items() if value.shape == (2,) and value[1] > 0}
-    return {**terms, **ratios}
+    return {**terms, **norms, **ratios}

@@ -46,6 +46,7 @@ FORBIDDEN = {
     "data": ["decoding", "rollouts", "module", "cli", "losses", "step", "drafters", "length", "bench"],
     "step": ["decoding", "rollouts", "module", "cli", "data", "drafters", "length", "targets", "bench"],
     "lesson": ["*", "!types", "!blocks"],
+    "objective": ["*", "!lesson", "!step", "!types", "!losses", "!length", "!vocabulary"],
     "window": ["*"],
     "optim": ["*", "!errors"],
     "parallel": ["module", "cli", "data", "losses", "step", "rollouts", "length", "decoding", "bench"],
