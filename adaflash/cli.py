@@ -21,6 +21,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash generate ...      continue a prompt, text streamed out
   adaflash bench ...         compare length policies with plain decoding, over prompt sets and loads
   adaflash plan -c CONFIG    memory a device will need, by part, before anything is loaded; what to change
+  adaflash report RUN ...    runs side by side on one page (HTML, no network)
   adaflash cost ...          measure what rounds cost on this machine, and the tau that drafting needs to pay
   adaflash vocabulary ...    count which tokens your traffic needs, for a drafter with fewer of them
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
@@ -93,6 +94,12 @@ def _bench(words: list[str]) -> int:
     return bench(words)
 
 
+def _report(words: list[str]) -> int:
+    from adaflash.report.command import main as report
+
+    return report(words)
+
+
 def _function(prog: str, module: str, name: str) -> Callable[[list[str]], int]:
     """A command that is a function: its arguments are the options, what it returns (or 0) is the exit status."""
 
@@ -111,6 +118,7 @@ _LIGHT = {
     "generate": _function("generate", "adaflash.generate", "generate"),
     "bench": _bench,
     "plan": _plan,
+    "report": _report,
     "cost": _function("cost", "adaflash.bench.cost_command", "cost"),
     "vocabulary": _function("vocabulary", "adaflash.data.vocabulary", "vocabulary"),
     "export": _function("export", "adaflash.export.command", "export"),

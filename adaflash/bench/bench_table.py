@@ -40,8 +40,11 @@ def active(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What makes a row doubtful, by row."""
+    """What makes rows doubtful."""
     found = []
+    if busy := [row["machine"]["others"] for row in rows if row["machine"]["contended"]]:
+        share = f"{min(busy):.0%} to {max(busy):.0%} of the cores during {len(busy)} of {len(rows)} measurements"
+        found.append(f"* contended: other processes used {share}: trust the counts, not the speeds")
     for row in rows:
         where = f"{row['policy']}, {row['load']} at once, {row['key']['set']}"
         found += [
@@ -50,9 +53,6 @@ def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
             for each in row["differing"]
         ]
         found += [f"not served: {each['id']}: {each['error']} ({where})" for each in row["failed"]]
-        if row["machine"]["contended"]:
-            share = f"{row['machine']['others']:.0%} of the cores"
-            found.append(f"contended: other processes used {share} ({where}): trust the counts, not the speeds")
         if row["accounted"] < ACCOUNTED:
             found.append(f"time split: only {row['accounted']:.1%} of the wall time is accounted for ({where})")
         if row["interval"] is None:

@@ -60,6 +60,10 @@ def test_bench_goes_on_where_it_was(run: Path, tmp_path: Path, capsys: pytest.Ca
         "two",
     ]
 
+    assert main(["report", str(run), "-o", "page.html"]) == 0  # all that a real run and its benchmark leave behind
+    page = Path("page.html").read_text()
+    assert page.count("<figure") == 7 and "FixedLength(" in page and "validation" in page
+
     for flags, why in (
         (["--policies", "cost"], "the checkpoint has no survival head"),
         (["--prompts", str(tmp_path / "no.jsonl")], "no.jsonl: no such file"),

@@ -1,0 +1,1 @@
+"""`adaflash report`: runs side by side on one page that needs no network."""
