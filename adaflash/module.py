@@ -24,7 +24,7 @@ from adaflash.parallel.options import ParallelOptions
 from adaflash.parallel.placement import Placement
 from adaflash.parallel.trained import whole
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
-from adaflash.rollouts.buffer import RolloutBuffer
+from adaflash.rollouts.buffer import Reuse, RolloutBuffer
 from adaflash.step import DraftStep, StepResult
 from adaflash.stopwatch import Stopwatch, timed
 from adaflash.targets.hf import HFTarget, TargetOptions
@@ -57,6 +57,7 @@ class AdaFlashModule(L.LightningModule):
         log_gradient_norms_every: Updates between logs of the gradient that each term causes alone; 0 for never. It
             costs one more vocabulary pass a term.
         parallel: Where the weights lie when there are several devices.
+        reuse: How long a rollout may be used, and how it is saved in the midst of its visits.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class AdaFlashModule(L.LightningModule):
         sampling: SlotSampling | None = None,
         log_gradient_norms_every: int = 0,
         parallel: ParallelOptions = ParallelOptions(),  # noqa: B008
+        reuse: Reuse = Reuse(),  # noqa: B008
     ) -> None:
         super().__init__()
         if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0 or log_gradient_norms_every < 0:
@@ -96,7 +98,7 @@ class AdaFlashModule(L.LightningModule):
         self.lanes, self.max_new_tokens, self.seed = lanes, max_new_tokens, seed
         self.freeze_drafter, self.log_gradient_norms_every = freeze_drafter, log_gradient_norms_every
         self.parallel = parallel
-        self.buffer, self.window, self.watch = RolloutBuffer(), Window(), Stopwatch()
+        self.buffer, self.window, self.watch = RolloutBuffer(reuse), Window(), Stopwatch()
         self.provenance: dict[str, Any] = {}  # what a checkpoint says of its origin; set by the command line
         # Outside module registration: not in parameters(), state_dict(), DDP or train() (LIGHTNING section 1.2).
         self.__dict__["_target"] = None
@@ -145,6 +147,7 @@ class AdaFlashModule(L.LightningModule):
             outcome = self._outcome(hidden, lesson.blocks, result)
             loss = result.loss + _or_zero(self.length.loss(outcome))
             self._count(hidden, lesson, result, outcome)
+        self.log("rollout/age", float(self.buffer.age), batch_size=1)
         news = {"rollout": self.buffer.trajectories} if fresh else {}
         return {"loss": loss * self._undo_averages(), **news}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
+from adaflash.checkpoint import read_whole
 from adaflash.errors import UserError
 from adaflash.module import AdaFlashModule
 
@@ -23,7 +23,7 @@ def load_run(checkpoint: str | Path, target: str = "") -> AdaFlashModule:
         UserError: not a checkpoint, not one of ours, one without its config, or one of another target.
     """
     path = find_checkpoint(Path(checkpoint))
-    content = _read(path)
+    content = read_whole(path)
     module = _build(_model_config(content, path), target, path)
     module.drafter.remember(_part(content["state_dict"], "drafter"))
     module.configure_model()
@@ -39,7 +39,7 @@ def origin(checkpoint: str | Path) -> dict[str, Any]:
         UserError: not a checkpoint, or not one of ours.
     """
     path = find_checkpoint(Path(checkpoint))
-    content = _read(path, mmap=True)
+    content = read_whole(path, mmap=True)
     told = dict(content["adaflash"].get("provenance", {}))
     config = yaml.safe_load(told.pop("config", "") or "{}")
     made_for = content["adaflash"].get("made_for", {})
@@ -57,17 +57,6 @@ def find_checkpoint(path: Path) -> Path:
     if found:
         return found[-1]
     raise UserError(f"--checkpoint {path}: no such file, or a folder without checkpoints; give a .ckpt or a run folder")
-
-
-def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # a damaged or foreign file raises nearly anything
-        why = str(error).strip().splitlines()[:1]
-        raise UserError(f"{path}: not a checkpoint that can be read safely ({' '.join(why)[:160]})") from error
-    if not isinstance(content, dict) or "adaflash" not in content or "state_dict" not in content:
-        raise UserError(f"{path}: this checkpoint was not written by adaflash fit (it has no 'adaflash' entry)")
-    return content
 
 
 def _model_config(content: dict[str, Any], path: Path) -> dict[str, Any]:

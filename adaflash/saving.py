@@ -22,6 +22,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     Beside the regular saves it saves at the last update, and once `signals` has heard of SIGTERM or Ctrl-C on any rank;
     then the run leaves at once, without a validation. A validation that was due or under way is made up for on resume.
+    With `model.reuse.checkpoint: boundary` all this waits for the end of a rollout.
 
     Args:
         kwargs: Those of Lightning's ModelCheckpoint.
@@ -31,6 +32,7 @@ class LastCheckpoint(ModelCheckpoint):
         super().__init__(**kwargs)
         self.signals = Signals()
         self._began = 0  # updates done when this process began
+        self._put_off = False  # a regular save that waits for the end of a rollout
         self._leaving = False
         self._owed = False  # a validation that the checkpoint's run did not finish
         self._cut = False  # likewise, of this run
@@ -43,9 +45,17 @@ class LastCheckpoint(ModelCheckpoint):
         """At the end of an update: the regular save, the last one, or the one before leaving."""
         if trainer.fit_loop._should_accumulate():
             return
+        ended = 0 < trainer.max_steps <= trainer.global_step
+        if not ended and _in_a_rollout(pl_module):
+            self._put_off |= self._every_n_train_steps > 0 and trainer.global_step % self._every_n_train_steps == 0
+            return
+        if self._put_off and not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._put_off = False
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self._leaving = self._asked(trainer)
-        if self._leaving or 0 < trainer.max_steps <= trainer.global_step:
+        if self._leaving or ended:
             self._save(trainer)
         if self._leaving:
             trainer.limit_val_batches = 0
@@ -112,6 +122,12 @@ class LastCheckpoint(ModelCheckpoint):
         if self._owed and trainer.enable_validation:
             validate_now(trainer, pl_module)
         self._owed = False
+
+
+def _in_a_rollout(pl_module: Any) -> bool:
+    """Whether checkpoints must wait for the end of the rollout (`model.reuse.checkpoint: boundary`)."""
+    buffer = getattr(pl_module, "buffer", None)
+    return buffer is not None and buffer.reuse.checkpoint == "boundary" and not buffer.at_boundary
 
 
 def _validation_due(trainer: Trainer) -> bool:

@@ -14,12 +14,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from adaflash.callbacks.acceptance import AcceptanceMonitor
 from adaflash.callbacks.gain_table import GainTable
 from adaflash.callbacks.nan_guard import NaNGuard
 from adaflash.callbacks.provenance_file import ProvenanceFile
+from adaflash.checkpoint import WholeCheckpoints, resolve
 from adaflash.configuration import PACKAGED
 from adaflash.data.prompts import PromptDataModule
 from adaflash.errors import UserError
@@ -48,6 +50,10 @@ def run(words: list[str]) -> int:
     except Stopped as stopped:
         rank_zero_only(print)(f"adaflash {words[0]}: {stopped}", file=sys.stderr)
         return stopped.status
+    except RuntimeError as error:
+        if "Error(s) in loading state_dict" not in str(error):
+            raise
+        raise UserError(f"the checkpoint does not fit this config: {error}") from error
     except SystemExit as left:
         if isinstance(left.__context__, KeyboardInterrupt):  # Lightning turns a Ctrl-C into `exit(1)`
             raise KeyboardInterrupt from None
@@ -101,7 +107,12 @@ class TrainerCLI(LightningCLI):
         config = self._settings
         if not config.target:
             raise UserError("no target: add --target NAME (a fetched name, a local directory or a Hub id)")
-        if self.subcommand == "fit" and not config.ckpt_path:
+        if config.get("ckpt_path"):
+            folder = Path(config.last.dirpath or Path(config.run) / "checkpoints")
+            config.ckpt_path = resolve(config.ckpt_path, folder) or None
+            if not config.ckpt_path:
+                rank_zero_info(f"{folder} holds no checkpoint yet: the run begins with update 1")
+        elif self.subcommand == "fit":
             make_room(Path(config.run), config.overwrite)
 
     def instantiate_classes(self) -> None:
@@ -132,6 +143,10 @@ class TrainerCLI(LightningCLI):
             config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
         signals = [each.signals for each in callbacks if isinstance(each, LastCheckpoint)]
         config["callbacks"] = [*signals, *config["callbacks"]]  # they must listen before anyone else works
+        plugins = config.get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(each, CheckpointIO) for each in plugins):
+            config["plugins"] = [*plugins, WholeCheckpoints()]
         return super()._instantiate_trainer(config, callbacks)
 
 

@@ -123,6 +123,7 @@ CASES = {
     "ctrl-c-in-validation": ("send: SIGINT, at: 4, where: validation, group: true", [], 130, 4),
     "killed-in-an-update": ("send: SIGKILL, at: 5, where: next, group: true", ["--data.num_workers", "2"], -9, 4),
     "killed-in-validation": ("send: SIGKILL, at: 4, where: validation", [], -9, 4),
+    "killed-while-writing": ("send: SIGKILL, at: 4, where: writing", [], -9, 2),
 }
 
 
@@ -158,3 +159,41 @@ def equal(place: Path, straight: Path) -> None:
     for key in one.keys() - UNEQUAL:
         same(one[key], other[key], key)
     same(one["adaflash"]["rollout"], other["adaflash"]["rollout"], "rollout")
+
+
+def test_at_a_rollouts_boundary_only(bench: Path, straight: Path) -> None:
+    """`boundary`: told to stop at update 5, the run goes on to the end of the rollout, and no tensor of it is saved."""
+    place, flags = bench / "boundary", ["--model.reuse.checkpoint", "boundary"]
+    left, shown = fit(bench, place, *flags, kill="send: SIGTERM, at: 1")
+    assert left == 143 and "after update 4: " in shown, shown
+    assert checkpoint(place)["adaflash"]["rollout"]["trajectories"] == []
+    assert sorted(path.name for path in (place / "run" / "checkpoints").glob("*.ckpt")) == ["last.ckpt", "step4.ckpt"]
+    status, shown = fit(bench, place, *flags, "--ckpt_path", "last")
+    assert status == 0, shown
+    assert diary(place) == diary(straight)
+    same(checkpoint(place)["state_dict"], checkpoint(straight)["state_dict"])
+
+
+def test_a_resume_with_other_rollouts_is_told_and_repeats_nothing(bench: Path, straight: Path) -> None:
+    place = bench / "changed"
+    shutil.copytree(straight, place)
+    (place / "diary.jsonl").unlink()
+    more = ["--data.rollout_size", "2", "--trainer.max_steps", "9"]
+    status, shown = fit(bench, place, *more, "--ckpt_path", "last")
+    assert status == 0, shown
+    assert "rollout_size 4 x 4 visits" in shown and "No prompt is repeated" in shown
+    used = {name for line in diary(straight) if line[0] != "validated" for name in line[3]}
+    now = {name for line in diary(place) if line[0] != "validated" for name in line[3]}
+    assert len(used) == 8 and now and not used & now  # of the 11 of the first epoch
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model.drafter.block_size", "8"], "the checkpoint's block_size is 4, this run's is 8"),
+        (["--model.drafter.num_layers", "2"], "does not fit this config"),
+    ],
+)
+def test_another_architecture_is_refused(bench: Path, straight: Path, flags: list[str], says: str) -> None:
+    status, shown = fit(bench, straight, *flags, "--ckpt_path", "last")
+    assert status == 2 and says in shown and "Traceback" not in shown, shown

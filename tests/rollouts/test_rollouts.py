@@ -13,7 +13,7 @@ from adaflash.errors import UserError
 from adaflash.length.adaptive import AdaptiveLength
 from adaflash.length.fixed import FullBlock
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
-from adaflash.rollouts.buffer import RolloutBuffer
+from adaflash.rollouts.buffer import Reuse, RolloutBuffer
 from adaflash.rollouts.live import LiveRollout
 from adaflash.rollouts.recorded import RecordedRollout
 from adaflash.types import Prompt, PromptBatch, Segments, Trajectory
@@ -189,3 +189,42 @@ def test_a_new_rollout_is_made_at_its_first_visit(players: Players) -> None:
     for rollout in range(3):
         visits(buffer, source, players, rollout, 2, 6)
     assert source.made == 3
+
+
+def test_a_stale_rollout_is_made_again_by_the_drafter_of_then(players: Players) -> None:
+    source, buffer = Counting(), RolloutBuffer(Reuse(max_age=2))
+    ages, fresh = [], []
+    for visit in range(8):  # an update a visit
+        batch = PromptBatch(tuple(PROMPTS), 0, visit, 8, 6, 0)
+        _, new = buffer.take(batch, source, dataclasses.replace(players, updates=10 + visit))
+        ages.append(buffer.age)
+        fresh.append(new)
+    assert ages == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert fresh == [age == 0 for age in ages] and source.made == 3
+
+
+def test_a_rollout_made_again_has_noise_of_its_own(players: Players) -> None:
+    sampled, buffer = LiveRollout(max_new_tokens=12, temperature=1.0), RolloutBuffer(Reuse(max_age=1))
+    texts = []
+    for visit in (0, 2):
+        batch = PromptBatch(tuple(PROMPTS[:2]), 0, visit, 4, 2, 0)
+        buffer.take(batch, sampled, dataclasses.replace(players, updates=visit))
+        texts.append([each.tokens.tolist() for each in buffer.trajectories])
+    assert texts[0] != texts[1]
+
+
+def test_without_its_tensors_a_rollout_is_made_again_and_that_is_told(players: Players) -> None:
+    source, buffer = Counting(), RolloutBuffer(Reuse(checkpoint="boundary"))
+    buffer.take(PromptBatch(tuple(PROMPTS), 3, 1, 4, 6, 0), source, players)
+    state = buffer.state_dict()
+    assert state["trajectories"] == [] and state["visits_left"] == 2
+    resumed = RolloutBuffer(Reuse(checkpoint="boundary"))
+    with pytest.warns(UserWarning, match=r"model\.reuse\.checkpoint = boundary"):
+        resumed.load_state_dict(state)
+    _, fresh = resumed.take(PromptBatch(tuple(PROMPTS), 3, 2, 4, 6, 0), source, players)
+    assert fresh
+
+
+def test_reuse_is_checked() -> None:
+    with pytest.raises(UserError, match=r"model\.reuse\.max_age must be at least 0"):
+        Reuse(max_age=-1)
