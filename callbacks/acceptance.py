@@ -18,6 +18,7 @@ from rich.text import Text
 from adaflash.bench import picture
 from adaflash.bench.folder import run_folder
 from adaflash.bench.history import FILE, History
+from adaflash.bench.log import log_now
 from adaflash.decoding.stats import AcceptanceStats, Report
 
 CHECKLIST = """tau is {tau:.2f} over {rounds} drafted rounds at step {step}: the drafter is hardly ever right. Check
@@ -79,9 +80,9 @@ class AcceptanceMonitor(Callback):
         stats.update(_trajectories(outputs, "rollout"))
         report = stats.report()
         stats.reset()
-        for name, value in report.scalars("train").items():
-            if not math.isnan(value):
-                pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=name == "train/tau")
+        found = {name: value for name, value in report.scalars("train").items() if not math.isnan(value)}
+        if found:
+            log_now(trainer, pl_module, found, shown=("train/tau",))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin to count."""

@@ -33,6 +33,7 @@ class Progress(RichProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=False)
         self.every, self._plain = every, False
         self._clock, self._away, self._first = 0.0, 0.0, 0  # start of training, seconds of validation since, updates
+        self._pace = 0.0  # seconds an update, over whole rollouts; 0: not known yet
         self._left: float | None = None
         self._said = 0.0
 
@@ -51,7 +52,8 @@ class Progress(RichProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         super().on_train_start(trainer, pl_module)
-        self._clock, self._away, self._first, self._said = time.monotonic(), 0.0, trainer.global_step, time.monotonic()
+        self._clock = self._said = time.monotonic()
+        self._away, self._first, self._pace = 0.0, trainer.global_step, 0.0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation tells nothing about the updates to come."""
@@ -71,7 +73,9 @@ class Progress(RichProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move to the update that has been done; numbers are read no oftener than they are shown."""
-        now = time.monotonic()
+        now, done = time.monotonic(), trainer.global_step - self._first
+        if batch.visit + 1 == batch.visits and done > 0:
+            self._pace = (now - self._clock - self._away) / done
         last = trainer.global_step == trainer.max_steps
         if self._plain and (last or now - self._said >= self.every):
             self._said = now
@@ -92,11 +96,8 @@ class Progress(RichProgressBar):
 
     def remaining(self, trainer: Trainer) -> str:
         """Time the updates to come will take at the mean pace so far, rollouts included and validations not."""
-        done, left = trainer.global_step - self._first, trainer.max_steps - trainer.global_step
-        if done < 1:
-            return "-:--:--"
-        pace = (time.monotonic() - self._clock - self._away) / done
-        return str(timedelta(seconds=round(max(left, 0) * pace)))
+        left = max(trainer.max_steps - trainer.global_step, 0)
+        return str(timedelta(seconds=round(left * self._pace))) if self._pace or not left else "-:--:--"
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         """Description, bar, updates, time left."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
 
-def log_now(trainer: L.Trainer, module: L.LightningModule, values: Mapping[str, float]) -> None:
+def log_now(
+    trainer: L.Trainer, module: L.LightningModule, values: Mapping[str, float], shown: Sequence[str] = ()
+) -> None:
     """Hand training values to every logger at the present update, and to `trainer.callback_metrics`.
 
     `module.log` keeps a value for the loggers only if this very batch is one that is logged: of values that exist once a
-    rollout most would be lost. Call it on every rank, with values that were reduced already.
+    rollout most would be lost. Call it on every rank, with values that were reduced already; `shown` go to a progress bar.
     """
-    module.log_dict(dict(values), logger=False, on_step=True, on_epoch=False, batch_size=1)
+    for name, value in values.items():
+        module.log(name, value, logger=False, on_step=True, on_epoch=False, prog_bar=name in shown, batch_size=1)
     to_loggers(trainer, values)
 
 

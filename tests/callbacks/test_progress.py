@@ -28,11 +28,18 @@ def test_the_numbers_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     trainer: Any = SimpleNamespace(global_step=10, max_steps=70, callback_metrics={"loss/ce": 2.0})
-    bar = Progress()
-    bar._clock, bar._first, bar._away = 100.0, 10, 20.0  # resumed at 10; 20 s of what follows are validation
-    assert bar.remaining(trainer) == "-:--:--"
-    clock.now, trainer.global_step = 180.0, 30
+    bar = Progress(every=3600)
+    bar.disable()
+    bar._plain, bar._clock, bar._first, bar._said = True, 100.0, 10, 100.0  # resumed at update 10
+    bar._away = 20.0  # seconds of what follows are validation
+    clock.now, trainer.global_step = 180.0, 29
+    bar.on_train_batch_end(trainer, None, {}, SimpleNamespace(visit=2, visits=4), 0)  # type: ignore[arg-type]
+    assert bar.remaining(trainer) == "-:--:--"  # no rollout has been used up
+    trainer.global_step = 30
+    bar.on_train_batch_end(trainer, None, {}, SimpleNamespace(visit=3, visits=4), 0)  # type: ignore[arg-type]
     assert bar.line(trainer) == "update 30/70 | ce 2.000 | 0:02:00 left"  # 60 s for 20 updates, 40 to go
+    trainer.global_step = 70
+    assert bar.remaining(trainer) == "0:00:00"
 
 
 def fit(folder: Path, bar: Progress) -> None:
