@@ -151,9 +151,7 @@ class AcceptanceMonitor(Callback):
         except ImportError:
             self._say_once("picture", Text(picture.MISSING.format(file=FILE)))  # Text: brackets are no markup
             return
-        picture.save(figure, self._history.path.with_name("acceptance.png"))
-        for board in boards:
-            board.add_figure("acceptance", figure, step)
+        picture.show(figure, self._history.path.with_name("acceptance.png"), boards, "acceptance", step)
 
     def _warn(self, report: Report, step: int) -> None:
         total = report.total

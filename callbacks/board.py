@@ -15,6 +15,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from adaflash.bench import picture
 from adaflash.bench.folder import run_folder
 from adaflash.bench.heat_map import heat_map
 from adaflash.bench.history import History
@@ -66,8 +67,7 @@ class Board(Callback):
             figure = heat_map(mine)
         except ImportError:  # the acceptance monitor says what is missing
             return
-        for board in boards(trainer):
-            board.add_figure("acceptance/over_time", figure, trainer.global_step)
+        picture.show(figure, None, boards(trainer), "acceptance/over_time", trainer.global_step)
 
     def _compare(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Settings once, the metrics they are compared by at every validation."""

@@ -91,6 +91,5 @@ class LengthMonitor(Callback):
             figure = reliability_figure(self._stats.domains, survival)
         except ImportError:  # the acceptance monitor says what is missing
             return
-        picture.save(figure, folder / "reliability.png")
-        for board in boards(trainer):
-            board.add_figure(f"{stage}/length/reliability", figure, trainer.global_step)
+        tag, step = f"{stage}/length/reliability", trainer.global_step
+        picture.show(figure, folder / "reliability.png", boards(trainer), tag, step)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from adaflash.bench.history import Entry
 from adaflash.decoding.stats import ENOUGH
@@ -45,11 +48,20 @@ def acceptance_figure(before: Entry, now: Entry) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, format="png", dpi=120)
-    part.replace(path)
+def show(figure: Figure, path: Path | None, boards: Iterable[Any], tag: str, step: int) -> None:
+    """Draw once, which is what takes time; write a PNG, whole or not at all, and hand the same pixels to TensorBoard."""
+    from PIL import Image  # comes with matplotlib
+
+    figure.dpi = 120
+    figure.canvas.draw()
+    pixels: Any = figure.canvas.buffer_rgba()  # type: ignore[attr-defined]
+    image = Image.fromarray(np.asarray(pixels)[..., :3].copy())
+    if path is not None:
+        part = path.with_name(f".{path.name}.part")
+        image.save(part, format="PNG")
+        part.replace(path)
+    for board in boards:
+        board.add_image(tag, np.asarray(image), step, dataformats="HWC")
 
 
 def _curve(axes: Axes, tally: Tally, color: str, style: str, label: str) -> None:
