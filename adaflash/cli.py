@@ -24,6 +24,7 @@ HELP = """adaflash: train an adaptive diffusion drafter for speculative decoding
   adaflash report RUN ...    runs side by side on one page (HTML, no network)
   adaflash cost ...          measure what rounds cost on this machine, and the tau that drafting needs to pay
   adaflash vocabulary ...    count which tokens your traffic needs, for a drafter with fewer of them
+  adaflash data preview ...  show rows as they will be trained on: masked, supervised, dropped and why
   adaflash export ...        write a drafter for SGLang, vLLM or transformers, with the command that serves it
   adaflash import ...        check somebody's drafter against a target, and write it as one of ours
   adaflash doctor ...        find what would lower acceptance in silence
@@ -82,6 +83,12 @@ def _plan(words: list[str]) -> int:
     return plan(words)
 
 
+def _data(words: list[str]) -> int:
+    from adaflash.data.preview import main as data
+
+    return data(words)
+
+
 def _doctor(words: list[str]) -> int:
     from adaflash.doctor.command import main as doctor
 
@@ -123,6 +130,7 @@ _LIGHT = {
     "vocabulary": _function("vocabulary", "adaflash.data.vocabulary", "vocabulary"),
     "export": _function("export", "adaflash.export.command", "export"),
     "import": _function("import", "adaflash.export.command", "import_drafter"),
+    "data": _data,
     "doctor": _doctor,
 }
 
