@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adaflash.targets.attention import GRAIN
 from adaflash.types import Segments
+
+
+def whole_grains(capacity: int) -> int:
+    """Positions that a lane gets when `capacity` are asked for: attention may read in whole grains."""
+    return -(-capacity // GRAIN) * GRAIN
 
 
 class LanePool:
@@ -18,7 +24,7 @@ class LanePool:
 
     def __init__(self, lanes: int, capacity: int) -> None:
         self.lanes = lanes
-        self.capacity = capacity
+        self.capacity = whole_grains(capacity)
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._at: tuple[Segments, tuple[Any, ...]] | None = None
@@ -43,6 +49,7 @@ class LanePool:
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` positions a lane; what is stored is kept."""
+        capacity = whole_grains(capacity)
         if capacity <= self.capacity:
             return
         grown = capacity - self.capacity
@@ -74,4 +81,4 @@ class LanePool:
 
 def pool_bytes(lanes: int, capacity: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:
     """Memory of a pool as computed: keys and values, every layer."""
-    return 2 * lanes * capacity * layers * heads * dim * dtype.itemsize
+    return 2 * lanes * whole_grains(capacity) * layers * heads * dim * dtype.itemsize

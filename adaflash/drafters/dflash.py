@@ -17,6 +17,7 @@ from adaflash.drafters.base import Drafter, check_context_layers, default_contex
 from adaflash.drafters.layers import ContextSpan, DraftLayer
 from adaflash.drafters.warm_start import copy_from_target
 from adaflash.errors import UserError
+from adaflash.linear import pack_linears
 from adaflash.targets.mask import choose_mask_id
 from adaflash.types import Blocks, KeyValues, Segments
 from adaflash.vocabulary import DraftVocabulary, read_vocabulary
@@ -141,6 +142,7 @@ class DFlash(Drafter):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=config.initializer_range)
+        pack_linears(self)
 
     def forward(self, embeds: Tensor, blocks: Blocks, context: Tensor, segments: Segments) -> Tensor:
         """Training: hidden states [N, B, H] of blocks over whole trajectories (see `Drafter.forward`)."""

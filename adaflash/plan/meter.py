@@ -48,7 +48,7 @@ class Meter(TorchDispatchMode):
         self.peak = self.now
 
     def _see(self, tensor: Any, made: bool) -> None:
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:  # repacked weights have no storage
             return
         storage = tensor.untyped_storage()
         key = storage._cdata

@@ -33,7 +33,7 @@ class Models:
     ) -> Models:
         """From the target's config.json. Raises UserError as `fit` would: unknown target, family or context layers."""
         config = AutoConfig.from_pretrained(resolve(name), revision=options.revision)
-        mode, dtype = fake_mode(), getattr(torch, options.dtype)
+        mode, dtype = fake_mode(), options.format
         with mode:
             target = _target(config, dtype)
             _build_drafter(drafter, target)

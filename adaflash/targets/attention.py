@@ -23,27 +23,41 @@ Layout = Literal["auto", "packed", "padded"]
 # Padding costs its share of scores, a call of its own costs about this many scores (2 cores, 9 heads of 64, fp32: one
 # call took 25 us, a hundred scores a head 9 us).
 CALL = 256
+# In bfloat16 a CPU's result for a row depends on how many keys there are, modulo its vectors' width, and on whether the
+# row is alone. Keys read in whole grains (those behind a row weigh exactly nothing) and two rows at least make it
+# depend on the row alone, in both layouts; `adaflash.linear` does the same for the products.
+GRAIN = 64
 
 
 class PackedPass:
     """One forward over packed rows: where they stand, where their past is, and what all layers share."""
 
     def __init__(
-        self, segments: Segments, pool: KeyValues | None, device: torch.device, layout: Layout = "auto"
+        self,
+        segments: Segments,
+        pool: KeyValues | None,
+        device: torch.device,
+        layout: Layout = "auto",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.segments = segments
         self.device = device
         self.pool = pool
+        self.independent = pool is not None and dtype is torch.bfloat16 and device.type == "cpu"
         self.padded = pool is not None and (layout == "padded" or (layout == "auto" and _padding_pays(segments)))
         self._cache: dict[tuple[int | str, ...], Tensor] = {}
 
+    def whole(self, length: int) -> int:
+        """`length` in whole grains of the pool, where only then a row's result is its own."""
+        return -(-length // GRAIN) * GRAIN if self.independent else length
+
     def seen(self, start: int, count: int, window: int) -> Tensor:
-        """Which positions of a lane each of its `count` new rows sees, bool [count, start + count]."""
+        """Which positions of a lane each of its `count` new rows sees, bool [count, whole(start + count)]."""
         query = torch.arange(start, start + count, device=self.device)
-        return _visible(query, start + count, window)
+        return _visible(query, self.whole(start + count), window)
 
     def mask(self, start: int, count: int, window: int, groups: int, like: Tensor) -> Tensor:
-        """`seen` as an additive mask, repeated for the query heads of a group: [groups * count, start + count]."""
+        """`seen` as an additive mask, repeated for the query heads of a group: [groups * count, positions]."""
         key = (start, count, window, groups)
         if key not in self._cache:
             self._cache[key] = _additive(self.seen(start, count, window), like).repeat(groups, 1)
@@ -69,8 +83,9 @@ class PackedPass:
 
     @cached_property
     def longest(self) -> int:
-        """Positions that the longest lane holds after this pass."""
-        return max(start + count for start, count in zip(self.segments.starts, self.segments.counts, strict=True))
+        """Positions that the longest lane holds after this pass, in whole grains."""
+        ends = (start + count for start, count in zip(self.segments.starts, self.segments.counts, strict=True))
+        return self.whole(max(ends))
 
     @cached_property
     def slots(self) -> tuple[Tensor, Tensor]:
@@ -125,7 +140,8 @@ def packed_attention(
         if packed.pool is None:
             keys, values = key[0, :, row : row + count], value[0, :, row : row + count]
         else:
-            keys, values = packed.pool.read(module.layer_idx, lane, start + count)  # type: ignore[arg-type]
+            end = packed.whole(start + count)
+            keys, values = packed.pool.read(module.layer_idx, lane, end)  # type: ignore[arg-type]
         rows = query[0, :, row : row + count]
         sliding = window if start + count > window else 0
         if s_aux is not None:
@@ -146,14 +162,18 @@ def _segment(
     if start == 0 and not window and count > 1:  # a whole sequence: no mask is needed, and half of the work is skipped
         shared = groups > 1
         return F.scaled_dot_product_attention(
-            query[None], keys[None], values[None], is_causal=True, scale=scaling, enable_gqa=shared
+            query[None],
+            keys[None, :, :count],
+            values[None, :, :count],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=shared,
         )[0]
     # The query heads of a group share keys: as rows of one head they need no copies of them.
     rows = query.reshape(1, keys.shape[0], groups * count, -1)
-    free = count == 1 and not window  # a single row sees all of its past
+    free = count == 1 and not window and keys.shape[1] == start + 1  # a single row sees all of its past
     mask = None if free else packed.mask(start, count, window, groups, query)
-    out = F.scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask, scale=scaling)
-    return out.reshape(heads, count, -1)
+    return _attend(packed, rows, keys[None], values[None], mask, scaling).reshape(heads, count, -1)
 
 
 def _padded(
@@ -167,8 +187,17 @@ def _padded(
     rows[packed.slots] = query[0].transpose(0, 1)
     folded = rows.transpose(1, 2).reshape(lanes, kv_heads, heads // kv_heads * width, dim)
     mask = packed.lane_mask(window, heads // kv_heads, query)
-    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+    out = _attend(packed, folded, keys, values, mask, scaling)
     return out.reshape(lanes, heads, width, dim).transpose(1, 2)[packed.slots]
+
+
+def _attend(
+    packed: PackedPass, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """Rows [lanes, kv_heads, n, dim] over keys, values [lanes, kv_heads, length, dim]; a lone row gets company."""
+    alone = packed.independent and rows.shape[2] == 1
+    query = rows.expand(-1, -1, 2, -1) if alone else rows
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)[:, :, : rows.shape[2]]
 
 
 def _with_sinks(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from adaflash.linear import pack_linears
 from adaflash.targets.attention import NAME, Layout, PackedPass
 from adaflash.targets.families import check_family, final_softcap
 from adaflash.targets.kv import PoolCache
@@ -25,17 +26,26 @@ class TargetOptions:
     """How the frozen target is loaded.
 
     Attributes:
-        dtype: Number format of the target's weights. The drafter keeps fp32 master weights whatever this is.
+        dtype: Number format of the target's weights. `auto` is bfloat16 where the machine multiplies it natively (a GPU,
+            a CPU with AMX), else float32. The drafter keeps float32 master weights whatever this is.
         mask_token: Reserved special token that fills the empty slots of a block, for tokenizers without a mask token
             and models without a spare embedding row.
         revision: Branch, tag or commit on the Hub.
         stop_ids: More token ids that end a response, beside those of the generation config.
     """
 
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "float32"
     mask_token: str = ""
     revision: str = "main"
     stop_ids: list[int] | None = None
+
+    @property
+    def format(self) -> torch.dtype:
+        """`dtype` on this machine."""
+        if self.dtype != "auto":
+            return getattr(torch, self.dtype)
+        native = torch.cuda.is_available() or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+        return torch.bfloat16 if native else torch.float32
 
 
 class HFTarget:
@@ -48,6 +58,7 @@ class HFTarget:
         check_family(model.config)
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(NAME)
+        pack_linears(self.model)
         self.config = model.config
         self.tokenizer = tokenizer
         self._extra_stop_ids = tuple(stop_ids)
@@ -73,7 +84,7 @@ class HFTarget:
         check_family(AutoConfig.from_pretrained(path, revision=options.revision))
         with _no_bar():
             model = AutoModelForCausalLM.from_pretrained(
-                path, revision=options.revision, dtype=getattr(torch, options.dtype), attn_implementation=NAME
+                path, revision=options.revision, dtype=options.format, attn_implementation=NAME
             )
         tokenizer = AutoTokenizer.from_pretrained(path, revision=options.revision)
         return cls(model, tokenizer, options.stop_ids or ())
@@ -173,7 +184,7 @@ class HFTarget:
             cache=None if pool is None else PoolCache(pool, segments, self.num_layers),
             use_cache=pool is not None,
             output_hidden_states=[layer + 1 for layer in context_layers] if context_layers else False,
-            packed=PackedPass(segments, pool, tokens.device, layout),
+            packed=PackedPass(segments, pool, tokens.device, layout, self.dtype),
         )
         hidden = out.last_hidden_state[0]
         states = [out.hidden_states[layer + 1][0] for layer in context_layers]

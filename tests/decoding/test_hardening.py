@@ -239,6 +239,6 @@ def test_a_pool_grows_without_losing_anything() -> None:
     pool = LanePool(2, 4)
     keys = torch.randn(3, 2, 5)
     pool.write(0, keys, keys * 2, Segments((1,), (0,), (3,)))
-    pool.reserve(9)
+    pool.reserve(90)
     got, values = pool.read(0, 1, 3)
-    assert torch.equal(got, keys.transpose(0, 1)) and torch.equal(values, 2 * got) and pool.capacity == 9
+    assert torch.equal(got, keys.transpose(0, 1)) and torch.equal(values, 2 * got) and pool.capacity >= 90
