@@ -63,9 +63,9 @@ def preview(data: PromptDataModule, role: str, rows: int, width: int, console: C
         console.print(Text(f"dropped: {report.dropped} rows", style="bold red" if report.dropped else "bold"))
         for place in report.places:
             console.print(Text.assemble("  ", (place, "red")))
-        for line in str(report).splitlines()[1:]:
-            if " x " in line or "more" in line or "note:" in line:
-                console.print(Text(line))
+        for told in str(report).splitlines()[1:]:
+            if " x " in told or "more" in told or "note:" in told:
+                console.print(Text(told))
     for pool in pools:
         pool.source.open().check(data.max_dropped)
 

@@ -15,6 +15,7 @@ from adaflash.data.base import PromptSource, Record
 from adaflash.data.columns import remap
 from adaflash.data.lines import LineFile, find_files
 from adaflash.data.report import DataError, RowError
+from adaflash.data.spool import Spool
 
 __all__ = ["HubSource", "JsonlSource", "PromptSource", "ShippedSource"]
 
@@ -129,7 +130,7 @@ class HubSource(PromptSource):
     """A data set of the Hugging Face Hub, or a folder that `datasets` can load. Needs the extra `data`.
 
     Args:
-        path: Hub id (`openai/gsm8k`) or local folder.
+        path: Hub id (`openai/gsm8k`), local folder, or the address of files (`hf://datasets/OWNER/NAME/*.parquet`).
         name: Configuration of the data set; null: its default one.
         split: Split, also a part of one (`train[:1000]`).
         columns: Our name -> the data's name, e.g. `{messages: conversation}` or `{turns: prompt}`.
@@ -138,6 +139,8 @@ class HubSource(PromptSource):
         weight: Share of this source among the samples of training, whatever its size.
         limit: At most so many good rows, from the top; null: all.
         responses: Rows must carry recorded answers, which are trained on: one row per answer of a conversation.
+        streaming: Read the rows one after another, up to `limit` good ones, without downloading the data set first; they
+            are kept in a temporary file, so that shuffling and resuming are as exact as with a download.
     """
 
     def __init__(
@@ -151,9 +154,10 @@ class HubSource(PromptSource):
         weight: float = 1.0,
         limit: int | None = None,
         responses: bool = False,
+        streaming: bool = False,
     ) -> None:
         super().__init__(domain, weight, limit, responses)
-        self.path, self.config, self.split = path, name, split
+        self.path, self.config, self.split, self.streaming = path, name, split, streaming
         self.columns, self.template = columns, template
         self._data: Any = None
 
@@ -163,9 +167,31 @@ class HubSource(PromptSource):
         return f"{self.path}{f'/{self.config}' if self.config else ''}[{self.split}]"
 
     def _records(self) -> Iterator[Record]:
+        if self.streaming:
+            yield from self._stream()
+            return
         self._data = self._load()
         for address in range(len(self._data)):
             yield address, self._where(address), self._remapped(address)
+
+    def _stream(self) -> Iterator[Record]:
+        self._data = Spool()
+        for address, record in enumerate(self._reading(self._load())):
+            self._data.append(record)
+            yield address, self._where(address), self._renamed(record)
+
+    def _reading(self, rows: Any) -> Iterator[Any]:
+        """The rows of a stream; what breaks it is told with the row after which it broke."""
+        number = 0
+        try:
+            for row in rows:
+                yield row
+                number += 1
+        except Exception as error:  # network, schema, damaged file: each library layer has its own types
+            raise DataError(
+                f"HubSource: {self.name} broke off after row {number} ({type(error).__name__}: {error}). Rows of different "
+                "shapes in one file are read by adaflash.data.sources.JsonlSource"
+            ) from error
 
     def _load(self) -> Any:
         try:
@@ -176,7 +202,10 @@ class HubSource(PromptSource):
                 "and name its file with adaflash.data.sources.JsonlSource"
             ) from error
         try:
-            return datasets.load_dataset(self.path, self.config, split=self.split)
+            more = {"streaming": True} if self.streaming else {}
+            if "://" in self.path:
+                return datasets.load_dataset(_format(self.path), data_files=self.path, split=self.split, **more)
+            return datasets.load_dataset(self.path, self.config, split=self.split, **more)
         except Exception as error:  # offline, unknown name, unknown split: each library layer has its own types
             raise DataError(
                 f"HubSource: cannot load {self.name} ({type(error).__name__}: {error}). Check path, name and split; "
@@ -184,8 +213,11 @@ class HubSource(PromptSource):
             ) from error
 
     def _remapped(self, address: int) -> Any:
+        return self._renamed(self._data.read(address) if self.streaming else self._data[address])
+
+    def _renamed(self, record: Any) -> Any:
         try:
-            return remap(self._data[address], self.columns, self.template)
+            return remap(record, self.columns, self.template)
         except RowError as error:
             return error
 
@@ -196,6 +228,16 @@ class HubSource(PromptSource):
         return f"{self.name}:{address + 1}"
 
     def _content(self) -> str:
-        ends = [self._data[0], self._data[-1]] if len(self._data) else []
+        last = len(self._data) - 1
+        ends = [self._remapped(0), self._remapped(last)] if last >= 0 else []
         text = json.dumps([self.name, len(self._data), ends, self.columns, self.template], sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _format(address: str) -> str:
+    """Which reader of `datasets` takes files of this ending."""
+    endings = {"parquet": "parquet", "jsonl": "json", "json": "json", "csv": "csv", "arrow": "arrow"}
+    ending = address.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+    if ending not in endings:
+        raise DataError(f"HubSource: {address} must end in one of {', '.join(endings)} (or one of them and .gz)")
+    return endings[ending]

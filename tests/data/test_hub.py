@@ -18,7 +18,7 @@ Fake = Callable[[list[dict[str, Any]]], None]
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def install(rows: list[dict[str, Any]]) -> None:
-        def load_dataset(path: str, name: str | None, split: str) -> list[dict[str, Any]]:
+        def load_dataset(path: str, name: str | None, split: str, **more: Any) -> list[dict[str, Any]]:
             if split == "nope":
                 raise ValueError("Unknown split")
             return rows
