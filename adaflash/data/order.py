@@ -58,6 +58,15 @@ class Mixer:
         source = int(self._sources[at])
         return source, chunk * self.counts[source] + int(self._nths[at])
 
+    def samples(self, wanted: Sequence[int]) -> int:
+        """How many samples it takes until every source has given as many as wanted."""
+        chunks = min(need // count for need, count in zip(wanted, self.counts, strict=True))
+        number, left = chunks * CHUNK, [need - chunks * count for need, count in zip(wanted, self.counts, strict=True)]
+        while max(left) > 0:
+            left[self.locate(number)[0]] -= 1
+            number += 1
+        return number
+
     def _layout(self, chunk: int) -> tuple[Ints, Ints]:
         """Source and running number of each sample of a chunk, spread so that any stretch is close to the weights."""
         sources = np.repeat(np.arange(len(self.counts)), self.counts)

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from adaflash.data.base import PromptSource
 from adaflash.data.chat import ChatRenderer
 from adaflash.data.finite import PromptBatches, by_domain, in_order
+from adaflash.data.order import Mixer
 from adaflash.data.pool import PromptPool, shared_prompts
 from adaflash.data.position import Position, moved
 from adaflash.data.report import DataError
@@ -44,6 +45,8 @@ class PromptDataModule(L.LightningDataModule):
         num_workers: Processes that read and render.
         seed: Of mixing and shuffling.
         max_dropped: Largest share of a source that may be unusable.
+        epochs: Passes over the data of training: the run ends once every source was passed so often, or at
+            `trainer.max_steps` if that is sooner; 0: at `trainer.max_steps`.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class PromptDataModule(L.LightningDataModule):
         num_workers: int = 0,
         seed: int = 0,
         max_dropped: float = 0.5,
+        epochs: int = 0,
     ) -> None:
         super().__init__()
         sizes = {
@@ -73,13 +77,14 @@ class PromptDataModule(L.LightningDataModule):
         _check_settings(
             sizes | {"max_prompt_tokens": max_prompt_tokens, "val_prompts": 1 if val_prompts is None else val_prompts},
             max_dropped,
+            epochs,
         )
         self.target, self.sources = target, {"train": train, "val": val, "predict": predict or train}
         self.batch_size, self.rollout_size, self.reuse = batch_size, rollout_size, reuse
         self.val_batch_size, self.val_prompts = val_batch_size, val_prompts
         self.template_kwargs, self.max_prompt_tokens = template_kwargs, max_prompt_tokens
         self.num_workers, self.seed, self.max_dropped = num_workers, seed, max_dropped
-        self.visits = rollout_size // batch_size * reuse
+        self.visits, self.epochs = rollout_size // batch_size * reuse, epochs
         self.pools: dict[str, list[PromptPool]] = {}
         self._renderer: ChatRenderer | None = None
         self._before, self._now = 0, 0  # batches consumed without and with the batch in hand
@@ -110,6 +115,20 @@ class PromptDataModule(L.LightningDataModule):
                 self._describe(role)
         if stage == "fit":
             _warn_of_leaks(self.pools["train"], self.pools["val"])
+            self._end_after_epochs()
+
+    def _end_after_epochs(self) -> None:
+        """Lower `max_steps` to what the passes need: a number all ranks agree on, unlike the end of their data."""
+        if not self.epochs or self.trainer is None:
+            return
+        pools, per_rollout = self.pools["train"], self.rollout_size * self._rank()[1]
+        samples = Mixer([pool.source.weight for pool in pools], self.seed).samples(
+            [self.epochs * len(p) for p in pools]
+        )
+        updates = -(-samples // per_rollout) * self.visits // self.trainer.accumulate_grad_batches
+        loop = self.trainer.fit_loop.epoch_loop
+        loop.max_steps = max(updates, 1) if loop.max_steps < 0 else min(loop.max_steps, max(updates, 1))
+        rank_zero_info(f"data.epochs = {self.epochs}: {samples} prompts, {loop.max_steps} updates")
 
     def _pool(self, source: PromptSource, number: int) -> PromptPool:
         pool = PromptPool(source, self.renderer, number, self.seed)
@@ -209,7 +228,9 @@ def _warn_of_leaks(train: list[PromptPool], val: list[PromptPool]) -> None:
         )
 
 
-def _check_settings(sizes: dict[str, int], max_dropped: float) -> None:
+def _check_settings(sizes: dict[str, int], max_dropped: float, epochs: int) -> None:
+    if epochs < 0:
+        raise UserError(f"data.epochs must be at least 0 (0: as trainer.max_steps says), got {epochs}")
     for name, value in sizes.items():
         if value < 1:
             raise UserError(f"data.{name} must be at least 1, got {value}")

@@ -31,8 +31,13 @@ def bare(prompt: Prompt, players: Players, max_new_tokens: int) -> Trajectory:
 
 @torch.no_grad()
 def read_states(trajectories: Sequence[Trajectory], players: Players, read_rows: int) -> list[Trajectory]:
-    """The same trajectories with their states, read in packs of up to `read_rows` tokens that never see each other."""
-    return [each for pack in packs(trajectories, read_rows) for each in _read(pack, players)]
+    """The same trajectories with their states, in packs of up to `read_rows` tokens; none sees another one's tokens.
+
+    Trajectories of about the same length share a pack, so that little of it is padding where the kernel pads.
+    """
+    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].tokens))
+    read = [each for pack in packs([trajectories[i] for i in order], read_rows) for each in _read(pack, players)]
+    return [each for _, each in sorted(zip(order, read, strict=True), key=lambda pair: pair[0])]
 
 
 def packs(trajectories: Sequence[Trajectory], read_rows: int) -> Iterator[list[Trajectory]]:

@@ -62,3 +62,16 @@ def test_the_order_is_the_same_everywhere() -> None:
     """Written down once: a change of library or machine must not move it, or resumed runs would change their data."""
     assert [Shuffle(10, seed=0, source=0)(k) for k in range(10)] == [3, 7, 4, 2, 9, 8, 1, 6, 5, 0]
     assert [Mixer([1, 1, 2], seed=0).locate(i)[0] for i in range(12)] == [2, 2, 1, 0, 1, 2, 2, 0, 1, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "wanted"), [([1.0], [101]), ([1.0, 1.0], [5, 5]), ([3, 1], [40, 2000]), ([2, 1, 1], [0, 7, 3000])]
+)
+def test_samples_until_every_source_has_given_enough(weights: list[float], wanted: list[int]) -> None:
+    mixer = Mixer(weights, seed=5)
+    given = [0] * len(weights)
+    for number in range(20_000):
+        if all(have >= need for have, need in zip(given, wanted, strict=True)):
+            break
+        given[mixer.locate(number)[0]] += 1
+    assert mixer.samples(wanted) == number

@@ -266,3 +266,23 @@ def test_missing_pieces_are_named(data: Make, target: str) -> None:
         with pytest.raises(DataError, match=rf"data\.{role} names no source"):
             data(**{"train": [], "val": [], role: []}).setup(stage)
     assert PromptDataModule(target=target).sources["predict"] == []
+
+
+@pytest.mark.parametrize(("epochs", "steps", "accumulate"), [(1, -1, 1), (2, 1000, 2), (3, 5, 1)])
+def test_a_run_of_whole_epochs(
+    tmp_path: Path,
+    data: Make,
+    write: Callable[..., str],
+    chats: Callable[..., Any],
+    epochs: int,
+    steps: int,
+    accumulate: int,
+) -> None:
+    """Passes over the data become updates; `max_steps` still ends it sooner."""
+    module = data(train=[JsonlSource(write(chats(12, "e"), "e.jsonl"))], epochs=epochs, reuse=1)
+    per_epoch = 12 // module.batch_size
+    fitted = fit(tmp_path, module, steps, accumulate_grad_batches=accumulate, limit_val_batches=0)
+    wanted = epochs * per_epoch // accumulate if epochs < 3 else 5
+    assert fitted.trainer.global_step == wanted
+    with pytest.raises(UserError, match=r"data\.epochs must be at least 0"):
+        PromptDataModule("x", epochs=-1)

@@ -127,3 +127,22 @@ def test_workers_leave_signals_to_the_main_process(stream: Make) -> None:
     for worker in batches._workers:
         os.kill(worker.pid, signal.SIGTERM)
     assert first + [next(batches) for _ in range(6)] == take(stream(), 8)
+
+
+@pytest.mark.parametrize(("files", "workers"), [(1, 2), (3, 2), (2, 5)])  # also more workers than files
+def test_union_over_ranks_and_workers_is_exactly_the_data(
+    write: Callable[..., str], chats: Callable[..., Any], tokenizer: Callable[..., Any], files: int, workers: int
+) -> None:
+    """FAULTS 44: 101 rows, 2 ranks; every row once an epoch, none twice, whatever reads them."""
+    rows = chats(101)
+    paths = [write(rows[part::files], f"part{part}.jsonl") for part in range(files)]
+    source = JsonlSource(paths, domain="x")
+    source.open()
+    ranks = []
+    for rank in range(2):
+        one = PromptStream([PromptPool(source, ChatRenderer(tokenizer()), 0, seed=0)], 4, 1, seed=0)
+        one.rank, one.world = rank, 2
+        ranks.append(take(one, 26, workers))
+    order = [prompt.id for both in zip(*ranks, strict=True) for batch in both for prompt in batch.prompts]
+    assert Counter(order[:101]) == Counter(f"p{i}" for i in range(101))
+    assert Counter(order[101:202]) == Counter(f"p{i}" for i in range(101)) and order[:101] != order[101:202]

@@ -15,6 +15,7 @@ from adaflash.length.fixed import FullBlock
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
 from adaflash.rollouts.buffer import Reuse, RolloutBuffer
 from adaflash.rollouts.live import LiveRollout
+from adaflash.rollouts.reading import packs
 from adaflash.rollouts.recorded import RecordedRollout
 from adaflash.types import Prompt, PromptBatch, Segments, Trajectory
 
@@ -228,3 +229,23 @@ def test_without_its_tensors_a_rollout_is_made_again_and_that_is_told(players: P
 def test_reuse_is_checked() -> None:
     with pytest.raises(UserError, match=r"model\.reuse\.max_age must be at least 0"):
         Reuse(max_age=-1)
+
+
+def test_trajectories_of_one_pack_do_not_see_each_other(players: Players) -> None:
+    """FAULTS 82: other tokens in one of them do not move the states of the others by one bit; the order is that asked."""
+    prompts = [Prompt(f"p{i}", "a", (1, 2 + i, 3), tuple(range(10, 18 + i % 3)), "stop") for i in range(5)]
+    other = dataclasses.replace(prompts[2], tokens=(40, 41, 42), response=tuple(range(60, 70)))
+    changed = [*prompts[:2], other, *prompts[3:]]
+    before, after = (RecordedRollout().collect(each, players) for each in (prompts, changed))
+    assert [each.id for each in before] == [each.id for each in after] == [p.id for p in prompts]
+    for index, (one, two) in enumerate(zip(before, after, strict=True)):
+        same = torch.equal(one.context, two.context) and torch.equal(one.teacher, two.teacher)
+        assert same == (index != 2)
+
+
+def test_packs_are_of_like_lengths_and_hold_everything() -> None:
+    lengths = [9, 2, 7, 3, 8, 2, 30]
+    bare = [Trajectory(str(n), "a", torch.zeros(n), 1, "stop", None) for n in lengths]  # type: ignore[arg-type]
+    assert [[len(each.tokens) for each in pack] for pack in packs(sorted(bare, key=lambda t: len(t.tokens)), 10)] == [
+        [2, 2, 3], [7], [8], [9], [30],
+    ]  # fmt: skip
