@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
+from adaflash.rollouts.base import RolloutFailed
 from adaflash.stopping import Signals, Stopped
 
 
@@ -94,6 +95,19 @@ class LastCheckpoint(ModelCheckpoint):
         """Save what no regular save has caught (a run that ended by epochs or by time)."""
         self._save(trainer)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """A rollout that could not be made (its server is gone) loses nothing: the updates before it are saved.
+
+        Only where one process decides alone, and not inside a window of micro-batches, whose gradients would be lost.
+        """
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        alone = trainer.world_size == 1 and done % trainer.accumulate_grad_batches == 0
+        if isinstance(exception, RolloutFailed) and alone and trainer.global_step > self._began:
+            _put_back(trainer)
+            self._save(trainer)
+        else:
+            super().on_exception(trainer, pl_module, exception)
+
     def _save(self, trainer: Trainer) -> None:
         if not self._should_skip_saving_checkpoint(trainer):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -122,6 +136,20 @@ class LastCheckpoint(ModelCheckpoint):
         if self._owed and trainer.enable_validation:
             validate_now(trainer, pl_module)
         self._owed = False
+
+
+def _put_back(trainer: Any) -> None:
+    """Undo that the batch in hand was begun: counters, optimizer's counters, position in the stream."""
+    loop = trainer.fit_loop.epoch_loop
+    loop.batch_progress.is_last_batch = False
+    optimizer = loop.automatic_optimization.optim_progress.optimizer
+    for progress in (loop.batch_progress, optimizer.step, optimizer.zero_grad):
+        for counts in (progress.current, progress.total):
+            counts.ready = counts.completed
+            for name in ("started", "processed"):
+                if hasattr(counts, name):
+                    setattr(counts, name, counts.completed)
+    trainer.datamodule.put_back()
 
 
 def _in_a_rollout(pl_module: Any) -> bool:

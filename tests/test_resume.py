@@ -19,7 +19,9 @@ from adaflash.errors import UserError
 from adaflash.length.fixed import FullBlock
 from adaflash.module import AdaFlashModule
 from adaflash.optim import AdamWConfig
+from adaflash.rollouts.base import RolloutFailed
 from adaflash.rollouts.live import LiveRollout
+from adaflash.saving import LastCheckpoint
 
 warnings.filterwarnings("ignore", module="lightning")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -122,6 +124,35 @@ def test_resuming_equals_never_stopping(target, tmp_path: Path, case: str) -> No
         straight.lr_scheduler_configs[0].scheduler.state_dict()["_last_lr"],
     )
     assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), rest.parameters(), strict=True))
+
+
+class Failing(LiveRollout):
+    """Its third rollout cannot be made."""
+
+    made = 0
+
+    def collect(self, prompts, players):
+        self.made += 1
+        if self.made == 3:
+            raise RolloutFailed("the server is gone")
+        return super().collect(prompts, players)
+
+
+def test_a_rollout_that_fails_loses_nothing(target, tmp_path: Path) -> None:
+    whole, story, straight = run(target, tmp_path / "whole", 10)
+    half = tmp_path / "half"
+    half.mkdir()
+    diary, last = Diary(), LastCheckpoint(dirpath=half, save_last=True, every_n_train_steps=1000)
+    trainer = fitting.trainer(half, 10, [last.signals, diary, last], enable_checkpointing=True)
+    module = make(target, rollout=Failing(max_new_tokens=12, lanes=4, warm_updates=3, temperature=0.8))
+    with pytest.raises(RolloutFailed):
+        trainer.fit(module, datamodule=fitting.data(half, tiny.prompts(11), tiny.prompts(3, seed=9), seed=4))
+    assert len(diary.losses) == torch.load(half / "last.ckpt", weights_only=True)["global_step"] == 8
+    rest, ended, resumed = run(target, half, 10, str(half / "last.ckpt"))
+    assert diary.batches + ended.batches == story.batches
+    assert diary.losses + ended.losses == story.losses
+    same(dict(rest.state_dict()), dict(whole.state_dict()))
+    same(resumed.fit_loop.epoch_loop.state_dict(), straight.fit_loop.epoch_loop.state_dict())
 
 
 def test_the_unfinished_rollout_travels_with_its_tensors(target, tmp_path: Path) -> None:

@@ -197,6 +197,10 @@ class PromptDataModule(L.LightningDataModule):
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current  # typed too narrowly there
         return self._now if progress.processed == progress.ready else self._before
 
+    def put_back(self) -> None:
+        """The batch in hand was not trained on and will not be: it comes again."""
+        self._now = self._before
+
     def state_dict(self) -> dict[str, Any]:
         """Position in the stream as plain values, the same on every rank."""
         return asdict(self._position())

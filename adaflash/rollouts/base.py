@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from adaflash.drafters.base import Drafter
+from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy
 from adaflash.targets.hf import HFTarget
 from adaflash.types import Prompt, Trajectory
@@ -26,6 +27,10 @@ class Players:
     policy: LengthPolicy
     updates: int  # optimizer steps done: the drafter's version
     seed: int  # of this rollout
+
+
+class RolloutFailed(UserError):
+    """A source cannot give trajectories now; the run ends, and what was learned before is saved."""
 
 
 class RolloutSource(ABC):

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from adaflash.errors import UserError
+from adaflash.rollouts.base import RolloutFailed
 
 BUSY = {408, 429, 500, 502, 503, 504}  # worth another try; everything else in the 400s is not
 LONGEST_PAUSE = 30.0  # seconds
@@ -42,7 +42,7 @@ class Api:
 
         Raises:
             Refused: it will not do this, however often it is asked.
-            UserError: it is gone, or no answer came in time.
+            RolloutFailed: it is gone, or no answer came in time.
         """
         data = json.dumps(content).encode()
         return self._patiently(urllib.request.Request(self.url + path, data=data, headers=self._headers))
@@ -59,7 +59,7 @@ class Api:
                 why, pause = f"{type(error).__name__}: {error}", None
             if attempt < self.retries:
                 time.sleep(min(2.0**attempt if pause is None else pause, LONGEST_PAUSE))
-        raise UserError(
+        raise RolloutFailed(
             f"the server at {self.url} does not answer after {self.retries + 1} tries ({why}). Start it again and go on "
             "with --ckpt_path last"
         )

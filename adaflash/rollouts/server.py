@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from adaflash.decoding.sampling import filtered_probabilities
 from adaflash.errors import UserError
-from adaflash.rollouts.base import Law, Players, RolloutSource, seed_of
+from adaflash.rollouts.base import Law, Players, RolloutFailed, RolloutSource, seed_of
 from adaflash.rollouts.http import Api, Refused
 from adaflash.rollouts.reading import bare, read_states
 from adaflash.types import BlockLog, Prompt, Trajectory
@@ -78,7 +78,7 @@ class ServerRollout(RolloutSource):
         self._takes_ids = True  # until it says otherwise
 
     def collect(self, prompts: Sequence[Prompt], players: Players) -> list[Trajectory]:
-        """Ask for all of them, `concurrency` at a time. Raises UserError once the server is gone or of no use."""
+        """Ask for all of them, `concurrency` at a time. Raises RolloutFailed once the server is gone or of no use."""
         self.model = self.model or self._only_model()
         ask = partial(self._answer, players=players)
         first = [ask(prompts[0])] if prompts else []  # alone: it finds out how the server wants to be asked
@@ -147,7 +147,7 @@ class ServerRollout(RolloutSource):
         if bad:
             rank_zero_warn(f"{len(bad)} of {len(trajectories)} answers are not used; {bad[0].id!r}: {bad[0].error}")
         if len(bad) > self.max_unusable * len(trajectories):
-            raise UserError(
+            raise RolloutFailed(
                 f"{len(bad)} of {len(trajectories)} answers of {self.api.url} cannot be used, more than {KEY}.max_unusable "
                 f"= {self.max_unusable:g} allows; the first, {bad[0].id!r}: {bad[0].error}. Does it serve the target, with "
                 "the same tokenizer?"

@@ -202,7 +202,7 @@ def scripted(players: Players, known: dict[tuple[int, ...], Any], monkeypatch: p
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     monkeypatch.setattr(http, "LONGEST_PAUSE", 0.01)
     yield script, f"http://127.0.0.1:{server.server_port}/v1"
