@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +114,8 @@ class GainTable(Callback):
         pl_module.eval()
         try:
             plain, drafted = pl_module.engine(drafter=False), pl_module.engine(drafter=True)
-            rows = measure_gain(plain, drafted, prompts, self.max_new_tokens, self.rounds, self.requests_at_once)
+            with _together(pl_module):
+                rows = measure_gain(plain, drafted, prompts, self.max_new_tokens, self.rounds, self.requests_at_once)
         finally:
             for module, training in modes:
                 module.training = training
@@ -138,6 +140,12 @@ class GainTable(Callback):
             if known and all(len(mine) == self.prompts_per_domain for mine in chosen.values()):
                 break
         return {name: mine for name, mine in chosen.items() if mine}
+
+
+def _together(module: Any) -> AbstractContextManager[None]:
+    """Ranks have different numbers of prompts; where weights are sharded they must stay together until the last is done."""
+    ranks = getattr(getattr(module, "target", None), "ranks", None)
+    return ranks.decoding() if ranks is not None else nullcontext()
 
 
 def _policy(engine: Any) -> str:

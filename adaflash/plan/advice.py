@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from adaflash.plan.estimate import estimate
+from adaflash.plan.estimate import PHASES, estimate
 from adaflash.plan.job import Job
 
 HEADROOM = 0.9
@@ -23,22 +23,28 @@ class Change:
     peak: int
 
 
+Steps = Callable[[Job], Iterator[tuple[Job, str]]]
+"""Jobs with a setting changed, further and further, each with the flags that say so."""
+
+
 @dataclass(frozen=True)
 class Lever:
-    """A setting that can be halved."""
+    """A setting that saves memory in some phases."""
 
-    key: str
-    name: str  # of the field of `Job`
-    floor: int
+    steps: Steps
     phases: tuple[str, ...]
-    along: Callable[[Job, int], tuple[Job, str]] | None = None  # what must change with it
 
-    def steps(self, job: Job) -> Iterator[tuple[Job, str]]:
-        """The job with the setting halved, quartered, ...; and the flags that say so."""
-        value = getattr(job, self.name)
-        while (value := value // 2) >= self.floor:
-            changed, also = (job, "") if self.along is None else self.along(job, value)
-            yield replace(changed, **{self.name: value}), f"--{self.key} {value}{also}"
+
+def halved(key: str, name: str, floor: int, along: Callable[[Job, int], tuple[Job, str]] | None = None) -> Steps:
+    """The field `name` of the job halved, quartered, ... down to a floor; `along` changes what must change with it."""
+
+    def steps(job: Job) -> Iterator[tuple[Job, str]]:
+        value = getattr(job, name)
+        while (value := value // 2) >= floor:
+            changed, also = (job, "") if along is None else along(job, value)
+            yield replace(changed, **{name: value}), f"--{key} {value}{also}"
+
+    return steps
 
 
 def _same_update(job: Job, batch: int) -> tuple[Job, str]:
@@ -47,18 +53,39 @@ def _same_update(job: Job, batch: int) -> tuple[Job, str]:
     return replace(job, accumulate=times), f" --trainer.accumulate_grad_batches {times}"
 
 
-DECODES, LEARNS, ALWAYS = ("rollout",), ("update",), ("rollout", "update", "step", "validation")
+def _recomputed(job: Job) -> Iterator[tuple[Job, str]]:
+    if not job.recompute:
+        yield replace(job, recompute=True), "--model.parallel.recompute true"
+
+
+def _sharded_drafter(job: Job) -> Iterator[tuple[Job, str]]:
+    if job.layout.ranks > job.layout.drafter_parts:
+        layout = replace(job.layout, drafter_parts=job.layout.ranks, strategy="fsdp2")
+        yield replace(job, layout=layout), "--trainer.strategy fsdp2"
+
+
+def _sharded_target(job: Job) -> Iterator[tuple[Job, str]]:
+    layout = job.layout
+    for place, parts in (("node", layout.devices), ("world", layout.ranks)):
+        if parts > layout.target_parts:
+            yield replace(job, layout=replace(layout, target_parts=parts)), f"--model.parallel.target {place}"
+
+
+DECODES, LEARNS, ALWAYS = ("rollout",), ("update",), PHASES
 LEVERS = (
-    Lever("data.batch_size", "batch_size", 1, LEARNS, _same_update),
-    Lever("model.num_anchors", "num_anchors", 16, LEARNS),
-    Lever("model.chunk_rows", "chunk_rows", 32, LEARNS),
-    Lever("model.rollout.init_args.lanes", "lanes", 1, DECODES),
-    Lever("data.rollout_size", "rollout_size", 1, ALWAYS),
-    Lever("model.rollout.init_args.max_new_tokens", "response", 64, ALWAYS),
-    Lever("data.max_prompt_tokens", "max_prompt", 64, ALWAYS),
-    Lever("model.lanes", "val_lanes", 1, ("validation",)),
+    Lever(_recomputed, LEARNS),
+    Lever(_sharded_drafter, ALWAYS),
+    Lever(_sharded_target, ("update", "step")),
+    Lever(halved("data.batch_size", "batch_size", 1, _same_update), LEARNS),
+    Lever(halved("model.num_anchors", "num_anchors", 16), LEARNS),
+    Lever(halved("model.chunk_rows", "chunk_rows", 32), LEARNS),
+    Lever(halved("model.rollout.init_args.lanes", "lanes", 1), DECODES),
+    Lever(halved("data.rollout_size", "rollout_size", 1), ALWAYS),
+    Lever(halved("model.rollout.init_args.max_new_tokens", "response", 64), ALWAYS),
+    Lever(halved("data.max_prompt_tokens", "max_prompt", 64), ALWAYS),
+    Lever(halved("model.lanes", "val_lanes", 1), ("validation",)),
 )
-"""What can be halved, and the phases in which that saves memory."""
+"""What can be changed, and the phases in which that saves memory; first what leaves the run as it is."""
 
 
 def advise(job: Job, memory: int) -> list[Change]:
@@ -87,7 +114,7 @@ def _together(levers: Sequence[Lever], job: Job, peak: int, limit: int) -> list[
     """One halving after another, always that which saves most, until it fits or nothing more is saved."""
     if estimate(_least(levers, job)).peak > limit:
         return []
-    chosen: dict[str, Change] = {}
+    chosen: dict[int, Change] = {}
     while peak > limit:
         steps = [(lever, next(_allowed(lever, job), None)) for lever in levers]
         tried = [(lever, _change(*step)) for lever, step in steps if step]
@@ -95,8 +122,8 @@ def _together(levers: Sequence[Lever], job: Job, peak: int, limit: int) -> list[
         if not saving:
             return []
         lever, best = min(saving, key=lambda pair: pair[1].peak)
-        chosen.pop(lever.key, None)
-        chosen[lever.key] = best
+        chosen.pop(id(lever), None)
+        chosen[id(lever)] = best
         job, peak = best.job, best.peak
     return list(chosen.values())
 

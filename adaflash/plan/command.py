@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from adaflash.errors import UserError
 from adaflash.plan.advice import advise
 from adaflash.plan.estimate import estimate
 from adaflash.plan.job import Job, job_of
-from adaflash.plan.layout import layout_of
+from adaflash.plan.layout import Layout, layout_of
+from adaflash.plan.meter import nbytes
 from adaflash.plan.show import as_json, show
 from adaflash.trainer_cli import TrainerCLI
 
@@ -31,8 +33,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UserError: what `fit` would refuse, a device count that only the machine knows, or a size that is none.
     """
-    job, options = parse(words)
-    memory = bytes_of(options.memory) if options.memory else _here(job)
+    job, options, memory = parse(words)
     plan = estimate(job)
     changes = advise(job, memory) if memory else []
     if options.json:
@@ -42,15 +43,18 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def parse(words: Sequence[str]) -> tuple[Job, Any]:
-    """The job of a command line, and the parsed settings."""
+def parse(words: Sequence[str]) -> tuple[Job, Any, int]:
+    """The job of a command line, its settings, and the memory of a device (0: not known)."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     given = [f"{word}=true" if word in SWITCHES else word for word in expand(words)]
     sys.argv = ["adaflash plan", *given]
     cli = PlanCLI(run=False)
-    settings = cli.config
-    layout = layout_of(settings.trainer, settings.devices, settings.nodes)
-    return job_of(cli.model, cli.datamodule, settings.trainer, layout), settings
+    settings, model = cli.config, cli.model
+    memory = bytes_of(settings.memory) if settings.memory else _here(settings.trainer)
+    job = job_of(model, cli.datamodule, settings.trainer, Layout())
+    weights = nbytes(list(job.models.target.model.parameters()))
+    layout = layout_of(settings.trainer, model.parallel, weights, memory, settings.devices, settings.nodes)
+    return replace(job, layout=layout), settings, memory
 
 
 class PlanCLI(TrainerCLI):
@@ -94,6 +98,8 @@ def bytes_of(text: str) -> int:
     return size
 
 
-def _here(job: Job) -> int:
+def _here(trainer: Any) -> int:
     """Memory of this machine's own device, if it has one of the kind that is planned for."""
-    return torch.cuda.get_device_properties(0).total_memory if job.gpu and torch.cuda.is_available() else 0
+    if trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        return 0
+    return torch.cuda.get_device_properties(0).total_memory

@@ -38,6 +38,7 @@ class Job:
     val_lanes: int
     val_response: int
     max_steps: int
+    recompute: bool = False  # layers of the drafter run again in the backward pass
 
     @property
     def drafter(self) -> Drafter:
@@ -79,5 +80,5 @@ def job_of(model: Any, data: Any, trainer: Any, layout: Layout) -> Job:
         accumulate=trainer.accumulate_grad_batches, num_anchors=model.num_anchors, chunk_rows=model.step.chunk_rows,
         lanes=min(getattr(rollout, "lanes", 0), data.rollout_size), read_rows=getattr(rollout, "read_rows", 0),
         val_lanes=min(model.lanes, data.val_batch_size), val_response=min(model.max_new_tokens, context - 1),
-        max_steps=trainer.max_steps,
+        max_steps=trainer.max_steps, recompute=model.parallel.recompute,
     )  # fmt: skip

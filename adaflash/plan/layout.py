@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from adaflash.errors import UserError
+from adaflash.parallel.options import ParallelOptions
+from adaflash.parallel.strategy import check_strategy
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,30 @@ def _rows(tensor: Tensor, parts: int) -> int:
     return -(-_length(tensor) // parts)
 
 
-def layout_of(trainer: Any, devices: int = 0, nodes: int = 0) -> Layout:
+def layout_of(trainer: Any, options: ParallelOptions, weights: int, memory: int, devices: int, nodes: int) -> Layout:
     """From the trainer's section of the configuration; numbers given on the command line come before it.
 
+    Args:
+        trainer: That section.
+        options: Where the target lies; where that is `auto`, memory decides as it does when a run begins.
+        weights: Bytes of the target.
+        memory: Bytes of a device; 0: not known, so that a copy is taken to fit.
+        devices: Of a node; 0: what the trainer says.
+        nodes: 0: what the trainer says.
+
     Raises:
-        UserError: the number of devices is left to the machine that will run it.
+        UserError: the number of devices is left to the machine that will run it, or the strategy is not offered.
     """
     nodes = nodes or int(trainer.num_nodes)
     devices = devices or _count(trainer)
-    name = _name(trainer.strategy)
-    ranks = devices * nodes
-    return Layout(devices, nodes, name if ranks > 1 else "single", ranks if "fsdp" in name else 1)
+    check_strategy(trainer.strategy)
+    name, ranks, room = _name(trainer.strategy), devices * nodes, memory or weights * 10**3
+    if ranks == 1:
+        return Layout()
+    parts = {"replicate": 1, "node": devices, "world": ranks}[options.place(weights, room, devices, nodes)]
+    return Layout(
+        devices, nodes, name, ranks if name == "fsdp2" else 1, parts, options.mode(weights, room) == "gathered"
+    )
 
 
 def _count(trainer: Any) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adaflash.blocks import context_rows
-from adaflash.drafters.base import embed_blocks
+from adaflash.drafters.base import Drafter, embed_blocks
 from adaflash.length.base import Outcome
+from adaflash.parallel.placement import recompute
 from adaflash.plan.job import Job
 from adaflash.plan.meter import Meter, autocast, grown, nbytes
 from adaflash.plan.models import Models
@@ -33,24 +36,25 @@ def update_of(job: Job) -> Update:
     """What one update takes; with accumulation the gradients of earlier micro-batches are there all the time."""
     tokens, earlier = job.prompt + job.response, job.accumulate > 1
 
-    def play(index: int) -> int:
-        return grown(
-            lambda rows: _passes(job.models, job.precision, rows, job.anchors, tokens, earlier)[index], job.batch_size
-        )
+    def played(index: int, rows: int) -> int:
+        return _passes(job.models, job.precision, rows, job.anchors, tokens, earlier, job.recompute)[index]
 
-    return Update(play(0), play(1), *_step(job.models, job.optimizer, job.gpu))
+    kept, beyond = (grown(partial(played, index), job.batch_size) for index in (0, 1))
+    return Update(kept, beyond, *_step(job.models, job.optimizer, job.gpu))
 
 
 @cache
-def _passes(models: Models, precision: str, rows: int, anchors: int, tokens: int, earlier: bool) -> tuple[int, int]:
-    """Bytes alive after forward, and beyond them at the worst moment of forward and backward."""
+def _passes(
+    models: Models, precision: str, rows: int, anchors: int, tokens: int, earlier: bool, again: bool = False
+) -> tuple[int, int]:
+    """Bytes alive after forward, and beyond them at the worst moment of both passes."""
     trained = _trained(models)
     with models.mode:
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter) if earlier else None
         blocks = _blocks(rows, anchors, models.drafter.block_size)
         states = [_context(models, context_rows(tokens)) for _ in range(rows)]
-    with Meter() as meter, autocast(precision):
+    with recomputing(models.drafter, again), Meter() as meter, autocast(precision):
         context = torch.cat(states)
         embeds = embed_blocks(models.target, blocks.tokens, torch.float32)
         hidden = models.drafter(embeds, blocks, context, Segments.whole([context_rows(tokens)] * rows))
@@ -61,6 +65,19 @@ def _passes(models: Models, precision: str, rows: int, anchors: int, tokens: int
         if hidden.requires_grad:
             hidden.backward(torch.zeros_like(hidden))
     return kept, meter.peak - kept
+
+
+@contextmanager
+def recomputing(drafter: Drafter, again: bool) -> Iterator[None]:
+    """Layers keep no activations, for a while, if they should not."""
+    if again:
+        recompute(drafter)
+    try:
+        yield
+    finally:
+        for layer in getattr(drafter, "layers", []) if again else []:
+            layer.forward = layer._kept_forward
+            del layer._kept_forward
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -12,10 +14,20 @@ from transformers import PreTrainedTokenizerFast
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny target in a directory, as `--target` takes it: byte-level tokenizer, ChatML template, a spare row."""
+    """A tiny target in a directory, as `--target` takes it."""
+    return save_target(tmp_path_factory.mktemp("target"), "llama")
+
+
+@pytest.fixture(scope="session")
+def make_target() -> Callable[..., Path]:
+    """Makes such a target of any family and size."""
+    return save_target
+
+
+def save_target(folder: Path, family: str, **sizes: Any) -> Path:
+    """Byte-level tokenizer, ChatML template, a spare row."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    folder = tmp_path_factory.mktemp("target")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(["<|im_start|>", "<|im_end|>", *alphabet])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -29,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tokenizer.save_pretrained(folder)
-    model = tiny.model("llama", vocab_size=len(tokenizer) + 2, max_position_embeddings=512)
+    model = tiny.model(family, vocab_size=len(tokenizer) + 2, max_position_embeddings=512, **sizes)
     model.generation_config.eos_token_id = [1]
     model.save_pretrained(folder)
     return folder

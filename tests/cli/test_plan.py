@@ -47,7 +47,7 @@ def test_weights_are_never_read(words: list[str], tmp_path: Path, capsys: pytest
 def test_what_does_not_fit_says_what_to_change(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     many = [*words, "--model.num_anchors", "64", "--model.rollout.init_args.max_new_tokens", "128"]
     many += ["--data.batch_size", "2", "--data.rollout_size", "2", "--data.max_prompt_tokens", "32"]
-    job, _ = parse(many)
+    job, _, _ = parse(many)
     memory = round(estimate(job).peak / HEADROOM * 0.7)
     changes = advise(job, memory)
     assert changes and all(change.peak <= memory * HEADROOM for change in changes)

@@ -182,7 +182,7 @@ def test_activations_are_what_autograd_keeps(done: Any) -> None:
 
 
 def test_more_requests_go_on_along_the_line_of_few(done: Any) -> None:
-    """Played with 2 and 4 and drawn out to 12, against 12 played."""
+    """Played with 2 and 4 and drawn out to 6, against 6 played."""
     from adaflash.plan.rollout import _draft, _verify
     from adaflash.plan.update import _passes
 
@@ -190,10 +190,10 @@ def test_more_requests_go_on_along_the_line_of_few(done: Any) -> None:
     for play in (
         lambda n: _draft(job.models, job.precision, n, 72, True),
         lambda n: _verify(job.models, job.precision, n, 72),
-        lambda n: _passes(job.models, job.precision, n, 8, 64, False)[0],
-        lambda n: sum(_passes(job.models, job.precision, n, 8, 64, False)),
+        lambda n: _passes(job.models, job.precision, n, 4, 64, False)[0],
+        lambda n: sum(_passes(job.models, job.precision, n, 4, 64, False)),
     ):
-        assert grown(play, 12) == pytest.approx(play(12), rel=0.02)
+        assert grown(play, 6) == pytest.approx(play(6), rel=0.02)
 
 
 def test_a_whole_update(done: Any) -> None:
