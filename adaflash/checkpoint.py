@@ -14,6 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
 from adaflash.errors import UserError
+from adaflash.parallel.checkpoints import is_sharded, read_sharded
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -73,12 +74,17 @@ class Broken(ValueError):
 
 
 def _read(path: Path, weights_only: bool = True, mmap: bool = False) -> dict[str, Any]:
-    if not path.is_file():
+    sharded = is_sharded(path)
+    if not sharded and not path.is_file():
         raise Broken(f"{path}: no such checkpoint")
     if not path.stat().st_size:
         raise Broken(f"{path}: the file is empty")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=mmap)
+        content = (
+            read_sharded(path, weights=not mmap)
+            if sharded
+            else torch.load(path, map_location="cpu", weights_only=weights_only, mmap=mmap)
+        )
     except Exception as error:  # a damaged or foreign file raises nearly anything
         why = " ".join(str(error).split())[:120]
         raise Broken(f"{path}: cut off, or not a checkpoint that can be read ({why})") from error
@@ -89,7 +95,7 @@ def _read(path: Path, weights_only: bool = True, mmap: bool = False) -> dict[str
 
 @dataclass(frozen=True, order=True)
 class Found:
-    """A checkpoint file that is whole; the best of several is the largest."""
+    """A checkpoint, a file or a folder of shards, that is whole; the best of several is the largest."""
 
     updates: int
     written: float  # seconds since the epoch
@@ -100,8 +106,6 @@ def whole_checkpoints(folder: Path) -> tuple[list[Found], list[str]]:
     """Whole checkpoints of a folder, the best one last, and why others were passed over. Tensors are not read."""
     found, bad = [], []
     for path in sorted(folder.glob("*.ckpt")):
-        if path.is_dir():  # written by several ranks in parts; it is named, not searched for
-            continue
         try:
             found.append(Found(int(_read(path, mmap=True).get("global_step", 0)), path.stat().st_mtime, path))
         except Broken as broken:
@@ -128,7 +132,7 @@ def resolve(name: str, folder: Path) -> str:
     """
     if name != "last":
         path = folder / "best.ckpt" if name == "best" else Path(name)
-        if "://" not in name and not path.is_dir():
+        if "://" not in name:
             read_whole(path, mmap=True)  # now, not after the target has been loaded
         return name if "://" in name else str(path)
     found, bad = whole_checkpoints(folder)

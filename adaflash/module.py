@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning as L
@@ -21,6 +22,7 @@ from adaflash.losses.teach import Head
 from adaflash.objective import log_sums, outcome_of, sum_terms
 from adaflash.optim import AdamWConfig, check_trainer
 from adaflash.parallel.options import ParallelOptions
+from adaflash.parallel.own_state import of_all_ranks, of_this_rank
 from adaflash.parallel.placement import Placement
 from adaflash.parallel.trained import whole
 from adaflash.rollouts.base import Players, RolloutSource, seed_of
@@ -225,9 +227,13 @@ class AdaFlashModule(L.LightningModule):
             return Engine(self.target, lanes=lanes)
         return Engine(self.target, self.drafter, self.length, lanes=lanes, all_candidates=all_candidates)
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """Around all decoding of one hook: every rank enters equally often, and decodes as much as it likes inside."""
+        return self.target.ranks.decoding()
+
     def validation_step(self, batch: tuple[Prompt, ...], batch_idx: int) -> dict[str, list[Trajectory]]:
         """Decode held-out prompts; the acceptance monitor measures what comes out."""
-        with self.target.ranks.decoding():
+        with self.decoding():
             return {"trajectories": self.engine(all_candidates=True).generate([self._request(p) for p in batch])}
 
     test_step = validation_step
@@ -237,7 +243,7 @@ class AdaFlashModule(L.LightningModule):
 
         Plain mappings, because Lightning does not move frozen dataclasses.
         """
-        with self.target.ranks.decoding():
+        with self.decoding():
             return [each.row() for each in self.engine().generate([self._request(prompt) for prompt in batch])]
 
     def _request(self, prompt: Prompt) -> Request:
@@ -248,7 +254,7 @@ class AdaFlashModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Beside the weights: an unfinished rollout's tensors, and what the drafter was made for."""
         checkpoint["adaflash"] = {
-            "rollout": self.buffer.state_dict(),
+            "rollout": of_all_ranks(self.buffer.state_dict()),
             "made_for": self.made_for(),
             "provenance": self.provenance,
         }
@@ -269,7 +275,8 @@ class AdaFlashModule(L.LightningModule):
                     f"the checkpoint's {name} is {made_for.get(name)!r}, this run's is {ours.get(name)!r}: use the config "
                     "it was trained with, or start a new run without --ckpt_path"
                 )
-        self.buffer.load_state_dict(checkpoint["adaflash"]["rollout"])
+        if (mine := of_this_rank(checkpoint["adaflash"]["rollout"])) is not None:
+            self.buffer.load_state_dict(mine)
 
     def made_for(self) -> dict[str, Any]:
         """What must agree between a checkpoint and the run that loads it; plain values only."""

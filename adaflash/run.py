@@ -10,6 +10,7 @@ import yaml
 from adaflash.checkpoint import read_whole
 from adaflash.errors import UserError
 from adaflash.module import AdaFlashModule
+from adaflash.parallel.checkpoints import is_sharded
 
 
 def load_run(checkpoint: str | Path, target: str = "") -> AdaFlashModule:
@@ -47,11 +48,11 @@ def origin(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The file itself, or the best (else last) checkpoint of a run folder."""
-    if path.is_file():
+    """The checkpoint itself, or the best (else last) one of a run folder; a file, or a folder of shards."""
+    if path.is_file() or is_sharded(path):
         return path
     for name in ("best.ckpt", "last.ckpt", "checkpoints/best.ckpt", "checkpoints/last.ckpt"):
-        if (path / name).is_file():
+        if (path / name).is_file() or is_sharded(path / name):
             return path / name
     found = sorted(path.rglob("*.ckpt")) if path.is_dir() else []
     if found:

@@ -26,6 +26,7 @@ from adaflash.configuration import PACKAGED
 from adaflash.data.prompts import PromptDataModule
 from adaflash.errors import UserError
 from adaflash.module import AdaFlashModule
+from adaflash.parallel.failing import FailTogether
 from adaflash.parallel.strategy import check_strategy
 from adaflash.parser import Parser
 from adaflash.provenance import provenance
@@ -142,7 +143,11 @@ class TrainerCLI(LightningCLI):
         if config.get("logger") in (None, True):
             config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
         signals = [each.signals for each in callbacks if isinstance(each, LastCheckpoint)]
-        config["callbacks"] = [*signals, *config["callbacks"]]  # they must listen before anyone else works
+        config["callbacks"] = [
+            *signals,
+            FailTogether(),
+            *config["callbacks"],
+        ]  # they must listen before anyone else works
         plugins = config.get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(each, CheckpointIO) for each in plugins):

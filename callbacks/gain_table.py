@@ -106,9 +106,11 @@ class GainTable(Callback):
     def _measure(self, trainer: L.Trainer, pl_module: Any) -> None:
         if getattr(trainer, "fast_dev_run", False) or trainer.received_sigterm:
             return
-        prompts = self._prompts(trainer)
-        if not prompts:
-            return
+        with pl_module.decoding():  # ranks without prompts take part: weights may be sharded
+            if prompts := self._prompts(trainer):
+                self._decode(trainer, pl_module, prompts)
+
+    def _decode(self, trainer: L.Trainer, pl_module: Any, prompts: dict[str, list[Prompt]]) -> None:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         modes = [(module, module.training) for module in pl_module.modules()]
         pl_module.eval()

@@ -74,7 +74,7 @@ def fit(
     of: AdaFlashModule, folder: Path, batches: Sequence[PromptBatch], steps: int, *callbacks: Callback, **settings: Any
 ) -> L.Trainer:
     """Fit on all ranks; what each of them trained is kept from Lightning's own sampler."""
-    settings = {"devices": world(), "use_distributed_sampler": False, **settings}
+    settings = {"devices": world() // settings.get("num_nodes", 1), "use_distributed_sampler": False, **settings}
     trainer = fitting.trainer(Path(folder), steps, callbacks, **settings)
     trainer.fit(of, datamodule=Batches(batches))
     return trainer

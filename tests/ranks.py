@@ -66,7 +66,8 @@ def outcomes(job: Callable[..., Any], *args: Any, world: int = 2, timeout: float
     with tempfile.TemporaryDirectory() as folder, _paths():
         port = _free_port()
         ranks = [
-            context.Process(target=_rank, args=(rank, world, nodes, port, where, args, folder)) for rank in range(world)
+            context.Process(target=_rank, args=(rank, world, nodes, port, where, args, folder, timeout))
+            for rank in range(world)
         ]
         start = time.monotonic()
         for process in ranks:
@@ -105,9 +106,17 @@ def _read(outcome: Outcome, folder: Path) -> None:
 
 
 def _rank(
-    rank: int, world: int, nodes: int, port: int, where: tuple[str, str], args: tuple[Any, ...], folder: str
+    rank: int,
+    world: int,
+    nodes: int,
+    port: int,
+    where: tuple[str, str],
+    args: tuple[Any, ...],
+    folder: str,
+    timeout: float,
 ) -> None:
     """One rank, from its environment to its result."""
+    signal.alarm(int(timeout) + 30)  # should the tests be killed themselves
     output = os.open(f"{folder}/{rank}.txt", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
+from lightning.fabric.strategies.model_parallel import _load_raw_module_state
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, StrategyRegistry
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
 from adaflash.errors import UserError
+from adaflash.parallel.checkpoints import is_sharded, optimizer_by_name
 
 WHY_NOT_FSDP1 = (
     "trainer.strategy: FSDP1 (`fsdp`, FSDPStrategy) is not offered: in Lightning it cannot clip by norm and runs on no "
@@ -40,8 +47,49 @@ class FSDP2Strategy(ModelParallelStrategy):
         check_sharded(self.model)
         super().setup(trainer)
 
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """One file; or a folder of shards, which gets its name when it is complete."""
+        if not self._save_distributed_checkpoint:
+            return super().save_checkpoint(checkpoint, filepath, storage_options)
+        path = Path(self.broadcast(filepath))
+        partial, old = (path.with_name(f".{path.name}.{what}") for what in ("partial", "old"))
+        self._on_first(lambda: shutil.rmtree(partial, ignore_errors=True))
+        super().save_checkpoint(checkpoint, partial, storage_options)
+        self._on_first(lambda: _take_place(partial, path, old))
+        return None
+
+    def _on_first(self, work: Callable[[], None]) -> None:
+        """What rank 0 does with files while the others wait."""
+        self.barrier()
+        if self.global_rank == 0:
+            work()
+        self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """A folder of shards, or the file of any strategy: each rank takes its part."""
+        path = self.broadcast(checkpoint_path)
+        if is_sharded(path):
+            return super().load_checkpoint(path, weights_only)
+        assert self.model is not None and self.lightning_module is not None
+        content: dict[str, Any] = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
+        _load_raw_module_state(content["state_dict"], self.model, strict=self.lightning_module.strict_loading)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        for optimizer, saved in zip(self.optimizers, content.get("optimizer_states", []), strict=False):
+            named = optimizer_by_name(saved, optimizer, self.model)
+            set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        return content
+
 
 StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2: drafter and policy sharded", override=True)
+
+
+def _take_place(new: Path, path: Path, old: Path) -> None:
+    """Rename a folder over what is there, file or folder."""
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
 
 def check_sharded(module: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,8 @@ class FakeModule(L.LightningModule):
         return {"trajectories": self._decode()}
 
     test_step = validation_step
+
+    decoding = staticmethod(nullcontext)
 
     def engine(self, drafter: bool = True) -> FakeEngine:
         assert not self.training

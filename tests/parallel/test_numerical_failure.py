@@ -28,7 +28,7 @@ class Spoilt(RecordedRollout):
     def collect(self, prompts: Any, players: Any) -> Any:
         found = super().collect(prompts, players)
         self.made += 1
-        if self.made == 2 and rank_fits.RANK == rank_fits.WORLD - 1 and self.what:
+        if self.made == 2 and rank_fits.rank() == rank_fits.world() - 1 and self.what:
             states = getattr(found[-1], self.what).clone()
             states[0] = math.inf if self.what == "context" else math.nan
             found[-1] = dataclasses.replace(found[-1], **{self.what: states})

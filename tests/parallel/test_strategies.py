@@ -8,11 +8,14 @@ import fitting
 import pytest
 import rank_fits
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from ranks import run_ranks
 from torch import nn
 
+from adaflash.errors import UserError
 from adaflash.losses import LossTerm
 from adaflash.parallel.options import ParallelOptions
+from adaflash.parallel.strategy import check_sharded, check_strategy
 
 PROMPTS = rank_fits.recorded(12)
 
@@ -39,11 +42,12 @@ class Bent(LossTerm):
         return (student[:, :5].tanh() @ self.bend).pow(2).sum(-1) * self.scale
 
 
-def train(strategy: str, options: ParallelOptions, folder: Path):
+def train(strategy: str, options: ParallelOptions, folder: Path, **settings):
     """Three updates of two micro-batches each, the first and the last clipped: weights, and what was logged."""
     made, log = rank_fits.module(clip=10.05, parallel=options, losses=[*fitting.losses(), Bent()]), rank_fits.Log()
     before = rank_fits.full(made.state_dict())
-    rank_fits.fit(made, folder, rank_fits.share(PROMPTS, 3) * 2, 3, log, accumulate_grad_batches=2, strategy=strategy)
+    settings = {"accumulate_grad_batches": 2, "strategy": strategy, **settings}
+    rank_fits.fit(made, folder, rank_fits.share(PROMPTS, 3) * 2, 3, log, **settings)
     after = rank_fits.full(made.state_dict())
     assert [name for name in before if torch.equal(after[name], before[name])] == []
     assert all(p.grad is None for p in made.target.model.parameters())
@@ -72,3 +76,37 @@ def test_two_ranks_are_one_process_with_the_doubled_batch(place: str, alone, tog
         rank_fits.assert_equal(weights, found[place][0])
         rank_fits.assert_same_log(log, found[place][1])
     assert log[0]["grad_norm/drafter"] > 10.05 > log[1]["grad_norm/drafter"]
+
+
+def train_on_nodes(folder: Path):
+    """Two nodes of two devices: the target is sharded within each, the drafter averaged or sharded over all."""
+    options = ParallelOptions("node", "lockstep")
+    return {name: train(name, options, folder, num_nodes=2) for name in ("ddp", "fsdp2")}
+
+
+def test_two_nodes_of_two_devices_are_one_process_too(alone, tmp_path: Path) -> None:
+    weights, log = alone
+    for found in run_ranks(train_on_nodes, tmp_path, world=4, nodes=2, timeout=90):
+        for weights_there, log_there in found.values():
+            rank_fits.assert_equal(weights, weights_there)
+            rank_fits.assert_same_log(log, log_there)
+
+
+# ---- what is refused ----
+
+
+def test_a_weight_that_would_train_apart_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"2 trainable parameters are not sharded \(first: weight\)"):
+        check_sharded(nn.Linear(2, 2))
+    check_sharded(nn.Linear(2, 2).requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"), [("fsdp", "fsdp2"), (ModelParallelStrategy(), "fsdp2"), ("deepspeed_stage_2", "fsdp2 or ddp")]
+)
+def test_strategies_that_would_not_train_right_are_refused(strategy, says: str) -> None:
+    with pytest.raises(UserError, match=f"trainer.strategy: .*{says}"):
+        check_strategy(strategy)
+    check_strategy("fsdp2")
+    check_strategy("ddp")
+    check_strategy("auto")
