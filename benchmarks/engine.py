@@ -36,7 +36,7 @@ from adaflash.drafters.base import embed_blocks
 from adaflash.drafters.dflash import DFlash
 from adaflash.length.fixed import FullBlock
 from adaflash.targets.fetch import resolve
-from adaflash.targets.hf import HFTarget
+from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Request, Segments
 
 TARGET = "smollm2-135m"
@@ -61,6 +61,7 @@ class Way:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--dtype", default="auto", help="format of the target's weights, ours and the rival's alike")
     parser.add_argument("--quick", action="store_true", help="fewer tokens, one round")
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     parser.add_argument("--threads", type=int, default=0, help="threads of torch; 0: cores that are free now")
@@ -69,7 +70,7 @@ def main() -> None:
     print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     torch.set_grad_enabled(False)
     tokens, rounds = (24, 1) if args.quick else (96, 3)
-    bench = Bench(args.target, tokens, rounds)
+    bench = Bench(args.target, tokens, rounds, args.dtype)
     result = {**bench.plain(), **bench.lanes((1, 16) if args.quick else (1, 4, 16, 32)), **bench.split()}
     result |= {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "tokens": tokens, "rounds": rounds}
     if args.json:
@@ -84,10 +85,11 @@ def free_cores() -> int:
 class Bench:
     """The target twice (ours, and with transformers' own attention), a drafter, and 32 requests of shipped prompts."""
 
-    def __init__(self, target: str, tokens: int, rounds: int) -> None:
+    def __init__(self, target: str, tokens: int, rounds: int, dtype: str) -> None:
         self.rounds = rounds
-        self.target = HFTarget.load(target)
-        self.theirs = AutoModelForCausalLM.from_pretrained(resolve(target), dtype=torch.float32).eval()
+        options = TargetOptions(dtype=dtype)  # type: ignore[arg-type]
+        self.target = HFTarget.load(target, options)
+        self.theirs = AutoModelForCausalLM.from_pretrained(resolve(target), dtype=options.format).eval()
         self.drafter = DFlash(num_layers=2, block_size=4)
         self.drafter.build(self.target, "<empty_output>")
         self.requests = [Request(prompt, tokens) for prompt in prompts(target, 32)]
