@@ -217,12 +217,14 @@ def speculate(target: HFTarget, model: PreTrainedModel, drafter: DFlash, request
             if token in target.stop_ids or len(tokens) == limit:
                 return tokens[len(request.prompt) :]
         context = torch.cat([out.hidden_states[i][0, : accepted + 1] for i in wanted], dim=-1)
-        drafter.ingest(context, Segments((0,), (seen,), (accepted + 1,)), drafts)
+        with target.autocast():
+            drafter.ingest(context, Segments((0,), (seen,), (accepted + 1,)), drafts)
         if extra := len(window) - 1 - accepted:
             cache.crop(-extra)
         seen += accepted + 1
         masked = torch.tensor([[tokens[-1]] + [drafter.mask_id] * (drafter.block_size - 1)])
-        hidden = drafter.draft(embed_blocks(target, masked, torch.float32), torch.tensor([seen]), [0], drafts)
+        with target.autocast():
+            hidden = drafter.draft(embed_blocks(target, masked, torch.float32), torch.tensor([seen]), [0], drafts)
         count = min(drafter.block_size - 1, limit - len(tokens) - 1)
         window = [tokens[-1], *target.head(hidden[0, 1 : count + 1]).argmax(-1).tolist()]
 

@@ -83,7 +83,8 @@ class Stage:
         if width:
             self._verify(load, width)
         else:
-            self._draft(load)
+            with self.target.autocast():
+                self._draft(load)
         self._wait()
         return time.perf_counter() - start
 
@@ -99,7 +100,8 @@ class Stage:
             for layer in range(self.target.num_layers):
                 keys, values = one.read(layer, 0, self.context)
                 self.pool.write(layer, keys.transpose(0, 1), values.transpose(0, 1), whole)
-            self.drafter.ingest(features.context, whole, self.draft_pool)
+            with self.target.autocast():
+                self.drafter.ingest(features.context, whole, self.draft_pool)
 
     def _verify(self, load: int, width: int) -> None:
         segments = Segments(tuple(range(load)), (self.context,) * load, (width,) * load)

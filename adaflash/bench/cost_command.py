@@ -25,7 +25,7 @@ def cost(
     block_size: int = 16,
     num_layers: int = 5,
     num_context_layers: int = 5,
-    dtype: str = "float32",
+    dtype: str = "auto",
     mask_token: str = "",
     loads: list[int] = [1, 4, 16, 32],  # noqa: B006  (never changed; jsonargparse reads the type from it)
     contexts: list[int] = [64, 256],  # noqa: B006
@@ -41,7 +41,7 @@ def cost(
         block_size: Of that drafter.
         num_layers: Of that drafter.
         num_context_layers: Of that drafter.
-        dtype: Of that target.
+        dtype: Of that target; auto as `adaflash fit` takes it.
         mask_token: Of that target, if it needs one.
         loads: Requests decoded at once.
         contexts: Tokens a request has in the cache.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class DraftRounds:
 
     def propose(self, lanes: list[Lane]) -> dict[int, Draft]:
         """A draft by request index. A lane whose policy or law fails ends with its own error and has none."""
-        with self._format():
+        with self.target.autocast():  # a draft may round
             with self.timed("ingest"):
                 self._ingest(lanes)
             with self.timed("draft"):
@@ -61,11 +61,6 @@ class DraftRounds:
             except Exception:
                 drafts = self._choose_apart(lanes, hidden, limits)
         return drafts
-
-    def _format(self) -> AbstractContextManager[object]:
-        """The drafter's float32 weights compute in the target's half precision, if it has one: a draft may round."""
-        half = self.target.dtype in (torch.bfloat16, torch.float16)
-        return torch.autocast(self.target.device.type, self.target.dtype) if half else nullcontext()
 
     def _ingest(self, lanes: Sequence[Lane]) -> None:
         """Hand the drafter the context rows committed since its last call, however many rounds ago that was."""

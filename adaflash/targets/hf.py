@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -133,6 +133,11 @@ class HFTarget:
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         listed = [eos] if isinstance(eos, int) else list(eos or [])
         return tuple(sorted({*listed, *self._extra_stop_ids}))
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A drafter's float32 weights compute in this target's half precision here, if it has one."""
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        return torch.autocast(self.device.type, self.dtype) if half else nullcontext()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., H] of token ids [...], scaled as the family does."""
