@@ -57,7 +57,7 @@ def skeleton(path: str | Path, options: TargetOptions) -> HFTarget:
     config = AutoConfig.from_pretrained(path, revision=options.revision)
     check_family(config)
     with _weightless():
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype), attn_implementation=NAME)
+        model = AutoModelForCausalLM.from_config(config, dtype=options.format, attn_implementation=NAME)
     if model.can_generate():
         with suppress(OSError):  # a model without one has that of its config
             model.generation_config = GenerationConfig.from_pretrained(path, revision=options.revision)
