@@ -10,7 +10,9 @@ from adaflash.decoding.stats import OVERALL
 from adaflash.decoding.tally import Tally
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 ROWS = 12  # with more validations than this the numbers would not fit into their cells
 
@@ -25,30 +27,38 @@ def rates(entries: Sequence[Entry], domain: str) -> list[list[float | None]]:
 
 
 def heat_map(entries: Sequence[Entry]) -> Figure:
-    """A panel per domain and one for all, the same scale in all of them. Raises ImportError where matplotlib is missing."""
+    """A panel per domain and one for all, two beside each other, the same scale in all of them.
+
+    Cells of candidates that were never at risk are empty. Raises ImportError where matplotlib is missing.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: no global state, no display
     from matplotlib.figure import Figure
 
     names = [name for name in entries[-1].tallies if name != OVERALL] + [OVERALL]
-    figure = Figure(figsize=(3.4 * len(names) + 1.2, 1.2 + 0.3 * min(max(len(entries), 4), 24)), layout="constrained")
+    across, down = min(len(names), 2), -(-len(names) // 2)
+    height = 0.9 + 0.25 * min(max(len(entries), 5), 16)
+    figure = Figure(figsize=(3.6 * across + 1, height * down), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False).flat
-    for axes, name in zip(panels, names, strict=True):
-        cells = rates(entries, name)
-        shown = [[float("nan") if rate is None else rate for rate in row] for row in cells]
-        image = axes.imshow(shown, vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest")
-        axes.set_title(name, fontsize=10)
-        axes.set_xticks(range(len(cells[0])), [str(k + 1) for k in range(len(cells[0]))], fontsize=8)
-        axes.set_xlabel("candidate")
-        if len(cells) <= ROWS and len(cells[0]) <= 8:
-            for y, row in enumerate(cells):
-                for x, rate in enumerate(row):
-                    if rate is not None:
-                        colour = "black" if rate > 0.5 else "white"
-                        axes.text(x, y, f"{rate:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    every = -(-len(entries) // ROWS)
-    places = range(0, len(entries), every)
+    panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
+    images = [_panel(axes, name, rates(entries, name)) for axes, name in zip(panels, names, strict=False)]
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    places = range(0, len(entries), -(-len(entries) // ROWS))
     panels[0].set_yticks(places, [str(entries[place].step) for place in places], fontsize=8)
-    panels[0].set_ylabel("update")
-    figure.colorbar(image, ax=list(panels), label="accepted, if all before were")
+    figure.supylabel("update", fontsize=9)
+    figure.supxlabel("candidate", fontsize=9)
+    figure.colorbar(images[-1], ax=panels, label="accepted, if all before it were")
     return figure
+
+
+def _panel(axes: Axes, name: str, cells: list[list[float | None]]) -> AxesImage:
+    """One domain: colours that get lighter for everybody, and the numbers where there is room."""
+    shown = [[float("nan") if rate is None else rate for rate in row] for row in cells]
+    image = axes.imshow(shown, vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest")
+    axes.set_title(name, fontsize=10)
+    axes.set_xticks(range(len(cells[0])), [str(k + 1) for k in range(len(cells[0]))], fontsize=8)
+    known = [(x, y, rate) for y, row in enumerate(cells) for x, rate in enumerate(row) if rate is not None]
+    for x, y, rate in known if len(cells) <= ROWS and len(cells[0]) <= 8 else []:
+        colour = "black" if rate > 0.5 else "white"
+        axes.text(x, y, f"{rate:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    return image
