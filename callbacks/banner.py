@@ -1,4 +1,4 @@
-"""Says at the start what a run will do, and after the first rollout roughly how long it will take.
+"""Says at the start what a run will do, and after the first updates roughly how long it will take.
 
 trainer:
   callbacks+:
@@ -7,13 +7,13 @@ trainer:
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
+from adaflash.bench.pace import Pace
 from adaflash.bench.table import WIDTH
 
 
@@ -21,8 +21,7 @@ class Banner(Callback):
     """Target, drafter, policy, rollouts, loss, data and steps in a few lines."""
 
     def __init__(self) -> None:
-        self._began: tuple[float, int] | None = None  # clock and batches done when training began
-        self._told = False
+        self._pace, self._told = Pace(), False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what will happen; rank 0 alone has a screen."""
@@ -37,22 +36,29 @@ class Banner(Callback):
         console.print(table)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Start the clock with the first rollout."""
-        if self._began is None:
-            self._began = (time.monotonic(), trainer.global_step)
+        """Time it."""
+        self._pace.begin()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Once a rollout has been used up, its cost is known: tell how long the others will take."""
-        if self._told or batch.visit + 1 < batch.visits or self._began is None:
+        """Once a rollout and updates have been seen: tell how long the others will take."""
+        if self._told:
             return
-        self._told = True
-        clock, first = self._began
-        done, left = trainer.global_step - first, trainer.max_steps - trainer.global_step
-        if done > 0 and left > 0 and trainer.is_global_zero:
-            minutes = (time.monotonic() - clock) / done * left / 60
-            print(f"\n{left} updates to go: about {minutes:.0f} min and the validations", flush=True)
+        self._pace.end("rollout" in outputs)
+        updates = trainer.max_steps - trainer.global_step
+        left = self._pace.left(updates * trainer.accumulate_grad_batches, batch.visit, batch.visits)
+        if left and trainer.is_global_zero:
+            print(f"\n{updates} updates to go: about {duration(left)} and the validations", flush=True)
+        self._told = left is not None
+
+
+def duration(seconds: float) -> str:
+    """In the unit that fits."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def lines(trainer: Trainer, module: Any) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
+from adaflash.bench.pace import Pace
+
 
 class Progress(RichProgressBar):
     """Lightning's rich bar over optimizer updates, with the numbers of this kind of training; plain lines in a file.
@@ -32,10 +34,8 @@ class Progress(RichProgressBar):
     def __init__(self, refresh_rate: int = 2, every: float = 30.0) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=False)
         self.every, self._plain = every, False
-        self._clock, self._away, self._first = 0.0, 0.0, 0  # start of training, seconds of validation since, updates
-        self._pace = 0.0  # seconds an update, over whole rollouts; 0: not known yet
-        self._left: float | None = None
-        self._said = 0.0
+        self._pace, self._said = Pace(), 0.0
+        self._left: float | None = None  # seconds
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Lines on rank 0 alone where there is no terminal; nobody else says anything."""
@@ -52,20 +52,21 @@ class Progress(RichProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         super().on_train_start(trainer, pl_module)
-        self._clock = self._said = time.monotonic()
-        self._away, self._first, self._pace = 0.0, trainer.global_step, 0.0
+        self._pace, self._left, self._said = Pace(), None, time.monotonic()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Time it."""
+        self._pace.begin()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation tells nothing about the updates to come."""
+        """Say so."""
         super().on_validation_start(trainer, pl_module)
-        self._left = time.monotonic()
         if self._plain and trainer.state.fn == "fit":
             print(f"validation at update {trainer.global_step}", flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on."""
+        """Say what came of it."""
         super().on_validation_end(trainer, pl_module)
-        self._away += time.monotonic() - (self._left or time.monotonic())
         if self._plain and trainer.state.fn == "fit" and "val/tau" in trainer.callback_metrics:
             print(f"validation: tau {float(trainer.callback_metrics['val/tau']):.2f}", flush=True)
 
@@ -73,9 +74,9 @@ class Progress(RichProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move to the update that has been done; numbers are read no oftener than they are shown."""
-        now, done = time.monotonic(), trainer.global_step - self._first
-        if batch.visit + 1 == batch.visits and done > 0:
-            self._pace = (now - self._clock - self._away) / done
+        self._pace.end("rollout" in outputs)
+        to_come = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
+        self._left, now = self._pace.left(to_come, batch.visit, batch.visits), time.monotonic()
         last = trainer.global_step == trainer.max_steps
         if self._plain and (last or now - self._said >= self.every):
             self._said = now
@@ -92,17 +93,16 @@ class Progress(RichProgressBar):
         """The same as one line of text."""
         numbers = shown({name: float(value) for name, value in trainer.callback_metrics.items()})
         parts = [f"update {trainer.global_step}/{trainer.max_steps}", *(f"{k} {v}" for k, v in numbers.items())]
-        return " | ".join([*parts, f"{self.remaining(trainer)} left"])
+        return " | ".join([*parts, f"{self.remaining()} left"])
 
-    def remaining(self, trainer: Trainer) -> str:
-        """Time the updates to come will take at the mean pace so far, rollouts included and validations not."""
-        left = max(trainer.max_steps - trainer.global_step, 0)
-        return str(timedelta(seconds=round(left * self._pace))) if self._pace or not left else "-:--:--"
+    def remaining(self) -> str:
+        """Time the updates to come will take, their rollouts included and validations not."""
+        return "-:--:--" if self._left is None else str(timedelta(seconds=round(self._left)))
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         """Description, bar, updates, time left."""
         description, bar, batches, *_ = super().configure_columns(trainer)
-        return [description, bar, batches, _TimeLeft(self, trainer)]
+        return [description, bar, batches, _TimeLeft(self)]
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "update"
@@ -113,14 +113,14 @@ class _TimeLeft(ProgressColumn):
 
     max_refresh = 0.5
 
-    def __init__(self, progress: Progress, trainer: Trainer) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
-        self._progress, self._trainer = progress, trainer
+        self._progress = progress
 
     def render(self, task: Task) -> Text:
         elapsed = timedelta(seconds=round(task.elapsed or 0))
         training = task.id == self._progress.train_progress_bar_id
-        return Text(f"{elapsed}, {self._progress.remaining(self._trainer)} left" if training else str(elapsed))
+        return Text(f"{elapsed}, {self._progress.remaining()} left" if training else str(elapsed))
 
 
 def shown(metrics: Mapping[str, float]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import fitting
 import pytest
 import tiny
 
-from adaflash.callbacks import progress
+from adaflash.bench.pace import Pace
 from adaflash.callbacks.progress import Progress, shown
 from adaflash.callbacks.throughput import Throughput
 from adaflash.callbacks.validate_first import ValidateFirst
@@ -21,25 +21,20 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_the_numbers_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_and_the_time_left() -> None:
     assert shown(METRICS) == {
         "ce": "3.142", "rkl": "0.500", "tau": "1.23", "val tau": "1.50", "tok/s": "312", "rollout": "46% of the time",
     }  # fmt: skip
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    trainer: Any = SimpleNamespace(global_step=10, max_steps=70, callback_metrics={"loss/ce": 2.0})
+    trainer: Any = SimpleNamespace(
+        global_step=30, max_steps=70, accumulate_grad_batches=2, callback_metrics={"loss/ce": 2.0}
+    )
     bar = Progress(every=3600)
     bar.disable()
-    bar._plain, bar._clock, bar._first, bar._said = True, 100.0, 10, 100.0  # resumed at update 10
-    bar._away = 20.0  # seconds of what follows are validation
-    clock.now, trainer.global_step = 180.0, 29
-    bar.on_train_batch_end(trainer, None, {}, SimpleNamespace(visit=2, visits=4), 0)  # type: ignore[arg-type]
-    assert bar.remaining(trainer) == "-:--:--"  # no rollout has been used up
-    trainer.global_step = 30
+    assert bar.line(trainer) == "update 30/70 | ce 2.000 | -:--:-- left"
+    bar._pace = Pace({True: 8.0, False: 3.0}, {True: 1, False: 3})
+    bar._pace.begin()
     bar.on_train_batch_end(trainer, None, {}, SimpleNamespace(visit=3, visits=4), 0)  # type: ignore[arg-type]
-    assert bar.line(trainer) == "update 30/70 | ce 2.000 | 0:02:00 left"  # 60 s for 20 updates, 40 to go
-    trainer.global_step = 70
-    assert bar.remaining(trainer) == "0:00:00"
+    assert bar.line(trainer).startswith("update 30/70 | ce 2.000 | 0:03:2")  # 80 batches: 20 x 8 s and 60 x 0.75 s
 
 
 def fit(folder: Path, bar: Progress) -> None:
