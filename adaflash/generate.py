@@ -81,15 +81,16 @@ def generate(
 
 def _engines(checkpoint: str, target: str, lanes: int, length: int, plain: bool) -> tuple[Engine, Engine | None, str]:
     """The engine asked for, a plain one to compare with if it drafts, and the target's name."""
+    from adaflash.run import best_device, load_run  # late: --help needs no torch
+
     if not checkpoint:
         from adaflash.targets.hf import HFTarget
 
         if not target:
             raise UserError("give --checkpoint FILE (a trained drafter), or --target NAME to decode plainly")
-        return Engine(HFTarget.load(target), lanes=lanes), None, target
-    from adaflash.run import load_run
+        return Engine(HFTarget.load(target).to(best_device()), lanes=lanes), None, target
 
-    module = load_run(checkpoint, target)
+    module = load_run(checkpoint, target, best_device())
     without = Engine(module.target, lanes=lanes)
     if plain:
         return without, None, module.target_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from adaflash.checkpoint import read_whole
@@ -13,12 +14,18 @@ from adaflash.module import AdaFlashModule
 from adaflash.parallel.checkpoints import is_sharded
 
 
-def load_run(checkpoint: str | Path, target: str = "") -> AdaFlashModule:
+def best_device() -> torch.device:
+    """Where commands decode and measure: the first GPU, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def load_run(checkpoint: str | Path, target: str = "", device: torch.device | None = None) -> AdaFlashModule:
     """The trained module of a checkpoint, ready to decode.
 
     Args:
         checkpoint: A .ckpt file, or the folder of a run (its best checkpoint, else its last).
         target: Where the target is now, if not where the run had it; it must be the same model.
+        device: Where drafter, policy and target go; the CPU by default.
 
     Raises:
         UserError: not a checkpoint, not one of ours, one without its config, or one of another target.
@@ -30,6 +37,9 @@ def load_run(checkpoint: str | Path, target: str = "") -> AdaFlashModule:
     module.configure_model()
     _check_pair(module, content["adaflash"].get("made_for", {}), target, path)
     _load_weights(module, content["state_dict"], path)
+    if device is not None:
+        module.target.to(device)
+        module.to(device)
     return module.eval()
 
 

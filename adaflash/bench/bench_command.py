@@ -23,7 +23,7 @@ from adaflash.data.tokenizer import load_renderer
 from adaflash.errors import UserError
 from adaflash.length.cost_table import CostTable, find, fingerprint, place
 from adaflash.module import AdaFlashModule
-from adaflash.run import find_checkpoint, load_run, origin
+from adaflash.run import best_device, find_checkpoint, load_run, origin
 
 METHOD = """Every policy takes turns with plain decoding, group by group (plain, policy, policy, plain), after a warm-up; the
 plain row is plain decoding against itself and says what this machine calls equal. Counts (tau, verified per committed)
@@ -40,7 +40,7 @@ USUAL = {"loads": [1, 4, 16, 32], "max_new_tokens": 64, "num_prompts": 24}
 def main(words: Sequence[str]) -> int:
     """The command line."""
     args = _arguments(words)
-    module, told = load_run(args.checkpoint, args.target), origin(args.checkpoint)
+    module, told = load_run(args.checkpoint, args.target, best_device()), origin(args.checkpoint)
     torch.set_grad_enabled(False)
     rows = Rows(Path(args.output) if args.output else _folder(Path(args.checkpoint)) / FILE)
     rows.check_writable()

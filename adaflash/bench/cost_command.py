@@ -89,9 +89,9 @@ def show(table: CostTable, console: Console | None = None) -> None:
 
 
 def _trained(checkpoint: str) -> tuple[HFTarget, Drafter, LengthPolicy | None]:
-    from adaflash.run import load_run
+    from adaflash.run import best_device, load_run
 
-    module = load_run(checkpoint)
+    module = load_run(checkpoint, device=best_device())
     return module.target, module.drafter, module.length
 
 
@@ -100,10 +100,11 @@ def _untrained(
 ) -> tuple[HFTarget, Drafter, LengthPolicy | None]:
     from adaflash.drafters.dflash import DFlash
     from adaflash.length.survival import SurvivalLength
+    from adaflash.run import best_device
 
     shipped = PACKAGED / "target" / f"{name}.yaml"
     options = read(shipped).get("model", {}).get("target_options", {}) if shipped.is_file() else {}
-    target = HFTarget.load(name, TargetOptions(dtype=dtype))  # type: ignore[arg-type]
+    target = HFTarget.load(name, TargetOptions(dtype=dtype)).to(best_device())  # type: ignore[arg-type]
     drafter = DFlash(num_layers, block_size, num_context_layers, init="random")
     drafter.build(target, mask_token or options.get("mask_token", ""))
     policy = SurvivalLength()

