@@ -82,6 +82,14 @@ class DFlash(Drafter):
     def said(self) -> DraftVocabulary | None:
         return DraftVocabulary.from_maps(self.d2t, self.t2d) if "d2t" in self._buffers else None
 
+    def limit(self, said: DraftVocabulary) -> None:
+        """Let it say these tokens and no others from now on."""
+        self._limit(said.maps())
+
+    def _limit(self, maps: dict[str, Tensor]) -> None:
+        for name, value in maps.items():
+            self.register_buffer(name, value.clone())
+
     def remember(self, weights: dict[str, Tensor]) -> None:
         """The vocabulary of a checkpoint: the file it was counted into need not be there any more."""
         self._maps = {name: weights[name] for name in ("d2t", "t2d") if name in weights}
@@ -137,8 +145,7 @@ class DFlash(Drafter):
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(self.num_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary = Qwen3RotaryEmbedding(config)
-        for name, value in self._maps.items():
-            self.register_buffer(name, value.clone())
+        self._limit(self._maps)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=config.initializer_range)

@@ -59,7 +59,11 @@ def _first_layers(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
 
 
 def _build_drafter(drafter: Any, target: HFTarget) -> None:
-    """Its sizes do not depend on where weights and mask come from, so neither is read."""
+    """Its sizes do not depend on where weights and mask come from, so neither is read.
+
+    One with a limited vocabulary is planned with the whole: an upper bound.
+    """
+    drafter.vocabulary = ""
     if getattr(drafter, "checkpoint", ""):
         from adaflash.export.spec import read_drafter
 
