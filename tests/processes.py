@@ -11,10 +11,11 @@ import traceback
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import ranks
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["adaflash.trainer_cli", "transformers.models.llama.modeling_llama", "torch.utils.tensorboard", "matplotlib.pyplot"]
-)
+_HEAVY = ["transformers.models.llama.modeling_llama", "torch.utils.tensorboard", "matplotlib.pyplot"]
+_CONTEXT.set_forkserver_preload([*ranks._HEAVY, "ranks", *_HEAVY])  # one server for both
 
 
 def start(words: list[str], folder: Path, output: Path) -> BaseProcess:
