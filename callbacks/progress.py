@@ -124,12 +124,12 @@ class _TimeLeft(ProgressColumn):
 
 
 def shown(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Loss terms by name, tau of the last rollout and of the last validation, tokens a second, the rollouts' share."""
+    """Loss terms by name, tau of the last rollout and validation, tokens a second of rollout, its share."""
     found = {name.removeprefix("loss/"): f"{value:.3f}" for name, value in metrics.items() if name.startswith("loss/")}
     for name, label, form in (
         ("train/tau", "tau", "{:.2f}"),
         ("val/tau", "val tau", "{:.2f}"),
-        ("throughput/tokens_per_second", "tok/s", "{:.0f}"),
+        ("throughput/rollout_tokens_per_second", "tok/s", "{:.0f}"),
         ("time/rollout", "rollout", "{:.0%} of the time"),
     ):
         if name in metrics:

@@ -16,7 +16,7 @@ from adaflash.callbacks.throughput import Throughput
 from adaflash.callbacks.validate_first import ValidateFirst
 
 METRICS = {
-    "loss/ce": 3.14159, "loss/rkl": 0.5, "train/tau": 1.234, "val/tau": 1.5, "throughput/tokens_per_second": 312.4,
+    "loss/ce": 3.14159, "loss/rkl": 0.5, "train/tau": 1.234, "val/tau": 1.5, "throughput/rollout_tokens_per_second": 312.4,
     "time/rollout": 0.456, "grad_norm/drafter": 3.0,
 }  # fmt: skip
 
