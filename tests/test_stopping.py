@@ -90,3 +90,15 @@ def test_the_last_update_is_saved_between_two_regular_saves(tmp_path: Path, step
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert saved["global_step"] == steps
     assert all(torch.equal(saved["state_dict"][name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_the_interval_counts_updates_not_batches(tmp_path: Path) -> None:
+    """FAULTS 57: every 4 updates of 2 micro-batches each; and after a validation the drafter trains on."""
+    last = LastCheckpoint(dirpath=tmp_path, filename="s{step}", every_n_train_steps=4, save_top_k=-1,
+                          save_last=True, auto_insert_metric_name=False)  # fmt: skip
+    settings = {"accumulate_grad_batches": 2, "limit_val_batches": 1.0, "val_check_interval": 3}
+    trainer = fitting.trainer(tmp_path, 9, [last.signals, last], enable_checkpointing=True, **settings)
+    module = fitting.module(tiny.target())
+    trainer.fit(module, datamodule=fitting.data(tmp_path, tiny.prompts(5), tiny.prompts(2)))
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["last.ckpt", "s4.ckpt", "s8.ckpt"]
+    assert module.drafter.training and module.length.training and not module.target.model.training

@@ -191,3 +191,20 @@ def test_old_and_new_transformers_return(tokenizer: Tokenizers) -> None:
             return list(real(*args, **kwargs)["input_ids"])
 
     assert ChatRenderer(Old()).render([ASK]) == new
+
+
+def test_ids_of_a_rollout_are_never_decoded_and_encoded_again(tokenizer: Tokenizers) -> None:
+    """FAULTS 42: the model wrote "a" and "b", the tokenizer would write "ab"; and its end is the rollout's end."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(BPE(vocab={"a": 0, "b": 1, "ab": 2, "<end>": 3}, merges=[("a", "b")]))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    core.add_special_tokens(["<end>"])
+    merging = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    ids = [0, 1, 2]
+    assert merging(merging.decode(ids))["input_ids"] != ids
+    row = parse_row({"prompt_ids": ids, "response_ids": [0, 1, 3], "finish_reason": "stop"}, "x:1")
+    prompt = ChatRenderer(merging).prompt(row)
+    assert (prompt.tokens, prompt.response, prompt.finish) == ((0, 1, 2), (0, 1, 3), "stop")
