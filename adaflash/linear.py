@@ -32,6 +32,7 @@ class PackedLinear(nn.Linear):
     it is in no state dict.
     """
 
+    packs = True
     _pack: tuple[int, int, Tensor] | None = None
 
     @classmethod
@@ -58,6 +59,7 @@ class PackedLinear(nn.Linear):
         weight, rows = self.weight, input.numel() // self.in_features
         return (
             _CAN_PACK
+            and self.packs
             and dtype in _LAYOUT
             and _FEWEST[dtype] <= rows <= _MOST[dtype]
             and (weight.dtype is input.dtype or torch.is_autocast_enabled("cpu"))
@@ -89,3 +91,10 @@ def pack_linears(model: nn.Module) -> None:
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
             model.set_submodule(name, PackedLinear.of(module))
+
+
+def keep_unpacked(model: nn.Module) -> None:
+    """For weights that are sharded: gathered again they may have changed without a new version, and copies cost memory."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module.packs = False

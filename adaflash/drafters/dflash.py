@@ -5,6 +5,7 @@ Checkpoint keys and config fields are those of DFlash checkpoints as SGLang load
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEm
 
 from adaflash.blocks import slot_positions
 from adaflash.drafters.base import Drafter, check_context_layers, default_context_layers
-from adaflash.drafters.layers import ContextSpan, DraftLayer
+from adaflash.drafters.layers import ContextSpan, DraftLayer, PooledBlocks, block_attention
 from adaflash.drafters.warm_start import copy_from_target
 from adaflash.errors import UserError
 from adaflash.linear import pack_linears
@@ -168,7 +169,7 @@ class DFlash(Drafter):
                 )
                 for row, count, (first, last) in zip(segments.offsets, segments.counts, block_ranges, strict=False)
             ]  # fmt: skip
-            states = layer(states, angles, spans)
+            states = layer(states, angles, partial(block_attention, spans))
         return self.norm(states)
 
     def ingest(self, context: Tensor, segments: Segments, pool: KeyValues) -> None:
@@ -177,19 +178,15 @@ class DFlash(Drafter):
         angles = self._angles(segments.positions.to(encoded.device))
         for index, layer in enumerate(self._stack()):
             keys, values = layer.key_values(encoded, angles)
-            pool.write(index, keys, values, segments)
+            pool.write(index, keys.to(values.dtype), values, segments)
 
     def draft(self, embeds: Tensor, anchors: Tensor, lanes: list[int], pool: KeyValues) -> Tensor:
         """Decoding: hidden states [R, B, H] of one block a lane, reading the pool before `anchors` [R]."""
         angles = self._angles(slot_positions(anchors, self.block_size))
-        lengths = anchors.tolist()
+        blocks = PooledBlocks.of(pool, lanes, anchors.tolist(), self.block_size, embeds)
         states = embeds
         for index, layer in enumerate(self._stack()):
-            spans = [
-                ContextSpan(*pool.read(index, lane, length), block, block + 1, None)
-                for block, (lane, length) in enumerate(zip(lanes, lengths, strict=True))
-            ]
-            states = layer(states, angles, spans)
+            states = layer(states, angles, partial(blocks.attend, index))
         return self.norm(states)
 
     def units(self) -> list[tuple[nn.Module, tuple[str, ...]]]:

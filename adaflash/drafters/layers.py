@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, rotate_half
+
+from adaflash.types import KeyValues, Segments
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,14 @@ class ContextSpan:
     visible: Tensor | None  # [last - first] block i sees positions < visible[i]; None: all S
 
 
-def block_attention(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[ContextSpan], scale: float) -> Tensor:
-    """Every slot sees its block's context before the anchor and all slots of its own block, nothing else.
+class Attend(Protocol):
+    """Attention of query [N, B, Hq, D] over the context and over key, value [N, B, Hkv, D]; returns [N, B, Hq, D]."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> Tensor: ...
+
+
+def block_attention(spans: Sequence[ContextSpan], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Training: every slot sees its block's context before the anchor and all slots of its own block, nothing else.
 
     query [N, B, Hq, D], key and value [N, B, Hkv, D]; returns [N, B, Hq, D]. One softmax over both sources, computed
     without copying the context for each block.
@@ -46,6 +56,62 @@ def _span_attention(query: Tensor, key: Tensor, value: Tensor, span: ContextSpan
     on_context, on_own = weights.to(q.dtype).split([span.keys.shape[1], key.shape[1]], dim=-1)
     out = torch.einsum("hgnbs,hsd->nbhgd", on_context, span.values)
     return (out + torch.einsum("hgnbc,nchd->nbhgd", on_own, value[blocks])).flatten(2, 3)
+
+
+@dataclass(frozen=True)
+class PooledBlocks:
+    """Decoding: one block a lane, and the pool that holds the contexts; the whole batch in one call a layer.
+
+    A block's own keys and values are written behind its context, where the next rows that are committed overwrite them.
+    """
+
+    pool: KeyValues
+    segments: Segments  # where the blocks stand: a lane, an anchor and B slots each
+    mask: Tensor | None  # additive [lanes, 1, 1, longest]: a lane sees its context and its block; None: one lane alone
+
+    @classmethod
+    def of(cls, pool: KeyValues, lanes: Sequence[int], anchors: Sequence[int], size: int, like: Tensor) -> PooledBlocks:
+        """Blocks of `size` slots at `anchors`; the mask gets the format that `like` is computed in."""
+        segments = Segments(tuple(lanes), tuple(anchors), (size,) * len(lanes))
+        if len(lanes) == 1:
+            return cls(pool, segments, None)
+        ends = torch.full((max(lanes) + 1,), size, device=like.device)
+        ends[torch.tensor(lanes, device=like.device)] += torch.tensor(anchors, device=like.device)
+        seen = torch.arange(max(anchors) + size, device=like.device) < ends[:, None]
+        mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+        return cls(pool, segments, mask[:, None, None])
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Query [R, B, Hq, D] over context and block; key and value [R, B, Hkv, D] of the blocks. Returns like query."""
+        _, size, heads, dim = query.shape
+        self.pool.write(layer, key.to(value.dtype).flatten(0, 1), value.flatten(0, 1), self.segments)
+        keys, values = self._read(layer, max(self.segments.starts) + size)
+        # The query heads of a group share keys: as rows of one head they need no copies of them.
+        folded = self._spread(query, len(keys)).transpose(1, 2).reshape(len(keys), keys.shape[1], -1, dim)
+        mask = None if self.mask is None else self.mask.to(folded.dtype)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        out = out.reshape(len(keys), heads, size, dim).transpose(1, 2)
+        return out if self._everyone(len(keys)) else out[list(self.segments.lanes)]
+
+    def _read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
+        """Two views [lanes, Hkv, length, D]: of one lane alone, or of the first lanes of the pool."""
+        lanes = self.segments.lanes
+        if self.mask is None:
+            keys, values = self.pool.read(layer, lanes[0], length)
+            return keys[None], values[None]
+        return self.pool.read_all(layer, max(lanes) + 1, length)
+
+    def _everyone(self, lanes: int) -> bool:
+        """Whether every lane that is read has a block, in order."""
+        return self.mask is None or self.segments.lanes == tuple(range(lanes))
+
+    def _spread(self, query: Tensor, lanes: int) -> Tensor:
+        """Queries at their lanes; lanes without a block get zeros."""
+        if self._everyone(lanes):
+            return query
+        rows = query.new_zeros(lanes, *query.shape[1:])
+        rows[list(self.segments.lanes)] = query
+        return rows
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -75,11 +141,11 @@ class ContextAttention(nn.Module):
         values = self.v_proj(states).unflatten(-1, (-1, self.head_dim))
         return rotate(self.k_norm(keys), angles), values
 
-    def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], spans: Sequence[ContextSpan]) -> Tensor:
+    def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """Attention output [N, B, H] for block states [N, B, H]."""
         query = rotate(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self.head_dim))), angles)
         keys, values = self.key_values(states, angles)
-        return self.o_proj(block_attention(query, keys, values, spans, self.head_dim**-0.5).flatten(2, 3))
+        return self.o_proj(attend(query, keys, values, scale=self.head_dim**-0.5).flatten(2, 3))
 
 
 class DraftLayer(nn.Module):
@@ -96,7 +162,7 @@ class DraftLayer(nn.Module):
         """See `ContextAttention.key_values`."""
         return self.self_attn.key_values(states, angles)
 
-    def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], spans: Sequence[ContextSpan]) -> Tensor:
-        """Block states [N, B, H] -> [N, B, H]."""
-        states = states + self.self_attn(self.input_layernorm(states), angles, spans)
+    def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Block states [N, B, H] -> [N, B, H]; `attend` lets their queries, keys and values meet the context."""
+        states = states + self.self_attn(self.input_layernorm(states), angles, attend)
         return states + self.mlp(self.post_attention_layernorm(states))

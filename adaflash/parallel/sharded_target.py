@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from adaflash.linear import keep_unpacked
 from adaflash.targets.attention import NAME
 from adaflash.targets.families import check_family
 from adaflash.targets.fetch import resolve
@@ -25,6 +26,7 @@ def shard_target(target: HFTarget, mesh: DeviceMesh) -> None:
     """Shard every layer; `base_model` is the root, since that is what reads call."""
     model: Any = target.model
     kept = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
+    keep_unpacked(model.base_model)
     for layer in target.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model.base_model, mesh=mesh, ignored_params=kept)

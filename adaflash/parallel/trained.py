@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from adaflash.drafters.base import Drafter
+from adaflash.linear import keep_unpacked
 
 
 def start_equal(module: nn.Module) -> None:
@@ -37,6 +38,7 @@ def shard_drafter(drafter: Drafter, mesh: DeviceMesh, half: bool) -> None:
     # Keys of the context are views. The warning is of writing into such an output in place, which nothing here does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+    keep_unpacked(drafter)
     for unit, methods in drafter.units():
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         for name in methods:
