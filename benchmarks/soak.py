@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+import adaflash
+from adaflash.provenance import code_state
 
 SETTINGS = """
 overwrite: false
@@ -67,12 +71,19 @@ def main() -> int:
     (asked.folder / "soak.yaml").write_text(SETTINGS)
     began = time.monotonic()
     straight, killed = asked.folder / "straight", asked.folder / "killed"
-    if not (straight / "done").exists():  # kept, so that several disturbed runs share it
+    code = json.dumps([code_state(Path(adaflash.__file__)), asked.updates], sort_keys=True)
+    done = straight / "done"
+    if not done.exists() or done.read_text() != code:  # kept, so that several disturbed runs share it
+        shutil.rmtree(straight, ignore_errors=True)
         finish(start(asked, straight), straight)
-        (straight / "done").touch()
+        done.write_text(code)
     print(f"undisturbed: {asked.updates} updates in {time.monotonic() - began:.0f} s", flush=True)
     began = time.monotonic()
+    shutil.rmtree(killed, ignore_errors=True)
     signals = disturb(asked, killed)
+    if json.dumps([code_state(Path(adaflash.__file__)), asked.updates], sort_keys=True) != code:
+        print("the code changed in the meantime: the runs cannot be compared; use a copy that nobody edits")
+        return 1
     print(f"disturbed: {len(signals)} kills ({', '.join(signals)}) in {time.monotonic() - began:.0f} s", flush=True)
     return report(straight, killed)
 

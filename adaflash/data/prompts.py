@@ -116,6 +116,7 @@ class PromptDataModule(L.LightningDataModule):
         if stage == "fit":
             _warn_of_leaks(self.pools["train"], self.pools["val"])
             self._end_after_epochs()
+            _warn_of_short_epochs(self.trainer)
 
     def _end_after_epochs(self) -> None:
         """Lower `max_steps` to what the passes need: a number all ranks agree on, unlike the end of their data."""
@@ -229,6 +230,17 @@ def _warn_of_leaks(train: list[PromptPool], val: list[PromptPool]) -> None:
         rank_zero_warn(
             f"{len(shared)} validation prompts are also in the training data (first: {shared[0]}), so what is measured "
             "on them is not held out. Take them out of data.train or data.val."
+        )
+
+
+def _warn_of_short_epochs(trainer: Any) -> None:
+    """The stream has no end, but `limit_train_batches` may cut it; Lightning makes an update of what is left then."""
+    limit, window = getattr(trainer, "limit_train_batches", None), getattr(trainer, "accumulate_grad_batches", 1)
+    if isinstance(limit, int) and limit % window:
+        rank_zero_warn(
+            f"trainer.limit_train_batches = {limit} is no multiple of trainer.accumulate_grad_batches = {window}: the last "
+            f"update of every epoch is one of {limit % window} micro-batches (its mean is exact). Warm-up, decay and saves "
+            "count updates; trainer.val_check_interval counts micro-batches"
         )
 
 

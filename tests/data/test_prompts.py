@@ -286,3 +286,17 @@ def test_a_run_of_whole_epochs(
     assert fitted.trainer.global_step == wanted
     with pytest.raises(UserError, match=r"data\.epochs must be at least 0"):
         PromptDataModule("x", epochs=-1)
+
+
+def test_epochs_shorter_than_a_window_are_told(tmp_path: Path, data: Make) -> None:
+    """FAULTS 54: 3 batches an epoch and windows of 8: an update an epoch, of 3 batches."""
+    module = data()
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_checkpointing=False, max_steps=4,
+        max_epochs=-1, limit_train_batches=3, accumulate_grad_batches=8, limit_val_batches=0, enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+    recorder = Recorder()
+    with pytest.warns(UserWarning, match="the last update of every epoch is one of 3 micro-batches"):
+        trainer.fit(recorder, module)
+    assert (trainer.global_step, len(recorder.seen)) == (4, 12)
