@@ -14,7 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
 from adaflash.errors import UserError
-from adaflash.parallel.checkpoints import is_sharded, read_sharded
+from adaflash.parallel.checkpoints import is_sharded, read_sharded, take_place
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -48,7 +48,7 @@ def write_whole(content: Any, path: Path) -> None:
         torch.save(content, partial)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        take_place(partial, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()

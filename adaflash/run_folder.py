@@ -62,4 +62,4 @@ def make_room(folder: Path, overwrite: bool) -> None:
         "config.yaml",
     ):
         for path in folder.glob(pattern):
-            path.unlink()
+            path.unlink(missing_ok=True)  # another rank may have been faster

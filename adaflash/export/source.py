@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
 
+from adaflash.checkpoint import read_whole
 from adaflash.drafters.dflash import DFlash
 from adaflash.errors import UserError
 from adaflash.export.manifest import Origin, read_manifest
@@ -84,7 +84,7 @@ def _known_origin(folder: Path, name: str, target: str) -> Origin:
 
 def _origin(file: Path) -> Origin:
     """What a checkpoint of `adaflash fit` says of its run; unknown fields stay empty."""
-    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    content = read_whole(file, mmap=True)
     text = content["adaflash"].get("provenance", {}).get("config", "")
     config: dict[str, Any] = yaml.safe_load(text) or {} if text else {}
     model, data = config.get("model") or {}, config.get("data") or {}

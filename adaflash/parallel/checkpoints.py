@@ -5,6 +5,9 @@ A folder is read with torch's own loader, which unpickles: take folders only fro
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,20 @@ def read_sharded(path: str | Path, weights: bool = True) -> dict[str, Any]:
     numbered = sorted(key for key in content if key.startswith("optimizer_") and key != "optimizer_states")
     content["optimizer_states"] = [content.pop(key) for key in numbered]
     return content
+
+
+def take_place(new: Path, path: Path) -> None:
+    """Give a complete file or folder its name; a file over a file in one step, else the old one goes once it is done."""
+    if not path.exists() or (path.is_file() and new.is_file()):
+        os.replace(new, path)
+        return
+    old = path.with_name(f".{path.name}.old")
+    for remove in (shutil.rmtree, Path.unlink):  # what a kill has left
+        with contextlib.suppress(OSError):
+            remove(old)
+    path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def optimizer_by_name(saved: dict[str, Any], optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:

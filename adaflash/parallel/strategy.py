@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimi
 from torch.distributed.tensor import DTensor
 
 from adaflash.errors import UserError
-from adaflash.parallel.checkpoints import is_sharded, optimizer_by_name
+from adaflash.parallel.checkpoints import is_sharded, optimizer_by_name, take_place
 
 WHY_NOT_FSDP1 = (
     "trainer.strategy: FSDP1 (`fsdp`, FSDPStrategy) is not offered: in Lightning it cannot clip by norm and runs on no "
@@ -52,10 +52,10 @@ class FSDP2Strategy(ModelParallelStrategy):
         if not self._save_distributed_checkpoint:
             return super().save_checkpoint(checkpoint, filepath, storage_options)
         path = Path(self.broadcast(filepath))
-        partial, old = (path.with_name(f".{path.name}.{what}") for what in ("partial", "old"))
+        partial = path.with_name(f".{path.name}.partial")
         self._on_first(lambda: shutil.rmtree(partial, ignore_errors=True))
         super().save_checkpoint(checkpoint, partial, storage_options)
-        self._on_first(lambda: _take_place(partial, path, old))
+        self._on_first(lambda: take_place(partial, path))
         return None
 
     def _on_first(self, work: Callable[[], None]) -> None:
@@ -81,15 +81,6 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2: drafter and policy sharded", override=True)
-
-
-def _take_place(new: Path, path: Path, old: Path) -> None:
-    """Rename a folder over what is there, file or folder."""
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    new.rename(path)
-    shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
 
 def check_sharded(module: nn.Module) -> None:

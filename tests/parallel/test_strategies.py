@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import fitting
 import pytest
 import rank_fits
+import tiny
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from ranks import run_ranks
@@ -16,6 +18,7 @@ from adaflash.errors import UserError
 from adaflash.losses import LossTerm
 from adaflash.parallel.options import ParallelOptions
 from adaflash.parallel.strategy import check_sharded, check_strategy
+from adaflash.rollouts.recorded import RecordedRollout
 
 PROMPTS = rank_fits.recorded(12)
 
@@ -54,9 +57,35 @@ def train(strategy: str, options: ParallelOptions, folder: Path, **settings):
     return after, log.updates
 
 
+def uneven():
+    """Batches in the first of which rank 1 of two has no block."""
+    made = enumerate(rank_fits.recorded(8, seed=4))
+    prompts = [dataclasses.replace(p, response=p.response[:1]) if i in (1, 3) else p for i, p in made]
+    return rank_fits.share(prompts, 2)
+
+
+def nothing_to_learn(strategy: str, options: ParallelOptions, folder: Path):
+    """Two updates, in the first of which rank 1 has no block."""
+    made, log = rank_fits.module(parallel=options), rank_fits.Log()
+    rank_fits.fit(made, folder, uneven(), 2, log, strategy=strategy)
+    return rank_fits.full(made.state_dict()), log.updates
+
+
+def half(folder: Path):
+    """Number formats of masters, moments and what a layer computes with, under bf16-mixed."""
+    made = fitting.module(tiny.target(), rollout=RecordedRollout(), parallel=ParallelOptions("world", recompute=True))
+    seen: set[torch.dtype] = set()
+    made.drafter.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda m, _: seen.add(m.weight.dtype))
+    trainer = rank_fits.fit(made, folder, rank_fits.share(PROMPTS, 3), 2, strategy="fsdp2", precision="bf16-mixed")
+    moments = {v.dtype for state in trainer.optimizers[0].state.values() for k, v in state.items() if k != "step"}
+    return {p.dtype for p in made.parameters()}, moments, seen, rank_fits.full(made.state_dict())
+
+
 def train_all(folder: Path):
     """Every strategy in one process group."""
-    return {name: train(*place, folder) for name, place in PLACES.items()}
+    found = {name: train(*place, folder) for name, place in PLACES.items()}
+    empty = {("nothing", name): nothing_to_learn(*place, folder) for name, place in PLACES.items()}
+    return {**found, **empty, "half": half(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +105,20 @@ def test_two_ranks_are_one_process_with_the_doubled_batch(place: str, alone, tog
         rank_fits.assert_equal(weights, found[place][0])
         rank_fits.assert_same_log(log, found[place][1])
     assert log[0]["grad_norm/drafter"] > 10.05 > log[1]["grad_norm/drafter"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rank_with_nothing_to_learn_changes_nothing_for_the_others(place: str, together, tmp_path: Path) -> None:
+    weights, log = nothing_to_learn("auto", ParallelOptions(), tmp_path)
+    for found in together:
+        rank_fits.assert_equal(weights, found["nothing", place][0])
+        rank_fits.assert_same_log(log, found["nothing", place][1])
+
+
+def test_half_precision_computes_in_bf16_and_keeps_fp32(together) -> None:
+    (masters, moments, seen, weights), (*_, others) = (found["half"] for found in together)
+    assert masters == moments == {torch.float32} and seen == {torch.bfloat16}
+    rank_fits.assert_equal(weights, others, 0)
 
 
 def train_on_nodes(folder: Path):
