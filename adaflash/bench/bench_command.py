@@ -42,6 +42,7 @@ def main(words: Sequence[str]) -> int:
     args = _arguments(words)
     module, told = load_run(args.checkpoint, args.target, best_device()), origin(args.checkpoint)
     torch.set_grad_enabled(False)
+    _place(module, args.device)
     rows = Rows(Path(args.output) if args.output else _folder(Path(args.checkpoint)) / FILE)
     rows.check_writable()
     sets = _sets(args, module, told["config"])
@@ -86,6 +87,9 @@ def _arguments(words: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--rounds", type=int, default=1, metavar="N", help="repeats of plain, policy, policy, plain (1)"
     )
+    parser.add_argument(
+        "--device", default="", metavar="NAME", help="cuda, cpu, ... (the accelerator, if there is one)"
+    )
     parser.add_argument("--output", default="", metavar="FILE", help="rows go here (bench.jsonl in the run folder)")
     parser.add_argument("--again", action="store_true", help="measure cells anew that have a row already")
     parser.add_argument("--quick", action="store_true", help="loads 1 4, 4 prompts, 12 tokens: minutes, wide intervals")
@@ -103,6 +107,17 @@ def _folder(checkpoint: Path) -> Path:
     """The run folder of a checkpoint."""
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     return folder.parent if folder.name == "checkpoints" else folder
+
+
+def _place(module: AdaFlashModule, name: str) -> None:
+    """Target, drafter and policy on one device."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    try:
+        device = torch.device(name) if name else found or torch.device("cpu")
+        module.target.to(device)
+        module.to(device)
+    except (RuntimeError, AssertionError) as error:  # a name torch does not know, or a device it was not built for
+        raise UserError(f"--device {name}: {str(error).splitlines()[0]}") from None
 
 
 def _sets(args: Namespace, module: AdaFlashModule, config: dict[str, Any]) -> list[PromptSet]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from adaflash.cli import main
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -15,6 +19,23 @@ def run(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setenv("ADAFLASH_CACHE", str(tmp_path / "cache"))
     assert main(["fit", *words, "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]) == 0
     return tmp_path / "run"
+
+
+def documented(run: Path, small: list[str]) -> None:
+    """Run every command of docs/report.md, and those of the README about it, on a small scale."""
+    for name in ("mine", "other"):
+        Path("runs").mkdir(exist_ok=True)
+        Path("runs", name).symlink_to(run) if name == "mine" else shutil.copytree(run, Path("runs", name))
+    Path("traffic").mkdir()
+    for name in ("support", "code"):
+        lines = [json.dumps({"prompt": f"{name} {i}?", "domain": name}) + "\n" for i in range(4)]
+        Path("traffic", f"{name}.jsonl").write_text("".join(lines))
+    texts = [(ROOT / name).read_text() for name in ("docs/report.md", "README.md")]
+    commands = [re.findall(r"^    (adaflash (?:bench|report) .*)$", text, re.MULTILINE) for text in texts]
+    assert len(commands[0]) == 4 and set(commands[1]) <= set(commands[0])
+    for command in commands[0]:
+        words = command.split()[1:]
+        assert main([*words, *(small if words[0] == "bench" else [])]) == 0, command
 
 
 def test_bench_goes_on_where_it_was(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,15 +81,16 @@ def test_bench_goes_on_where_it_was(run: Path, tmp_path: Path, capsys: pytest.Ca
         "two",
     ]
 
-    assert main(["report", str(run), "-o", "page.html"]) == 0  # all that a real run and its benchmark leave behind
-    page = Path("page.html").read_text()
-    assert page.count("<figure") == 7 and "FixedLength(" in page and "validation" in page
+    documented(run, [*small[3:], "--policies", "plain", "full"])
+    page = Path("report.html").read_text()  # all that a real run and its benchmark leave behind
+    assert page.count("<figure") == 7 and "FixedLength(" in page and "validation" in page and "support" in page
 
     for flags, why in (
         (["--policies", "cost"], "the checkpoint has no survival head"),
         (["--prompts", str(tmp_path / "no.jsonl")], "no.jsonl: no such file"),
         (["--output", str(tmp_path / "no" / "rows")], "cannot be written"),
         (["--quick", "--loads", "500"], "nothing to measure"),
+        (["--device", "abacus"], "--device abacus: "),
     ):
         assert main(["bench", "--checkpoint", str(run), *flags]) == 2
         assert why in capsys.readouterr().err
