@@ -34,7 +34,8 @@ def active(rows: Sequence[dict[str, Any]]) -> list[str]:
         if row["policy"] == "plain":
             continue
         counts = {name.removeprefix("lengths/"): n for name, n in row["counts"].items() if name.startswith("lengths/")}
-        lengths = " ".join(f"{length}:{n}" for length, n in counts.items() if n) or "nothing drafted"
+        met = [f"{length}:{n}" for length, n in counts.items() if n]
+        lengths = " ".join(met) + (" (always the same)" if len(met) == 1 else "") if met else "nothing drafted"
         lines.append(f"  {row['key']['set']}, {row['load']} at once: {row['policy']} is {row['described']}, {lengths}")
     return lines if len(lines) > 1 else []
 

@@ -38,6 +38,7 @@ def chosen(runs: Sequence[Run]) -> Figure:
         Table(("run", "domain", "mean L", "wasted", "lost", "regret", "plain steps", "rounds by L"), rows),
         list(look.items()),
         "No round was drafted in a validation.",
+        [note for run in runs if (note := _always(run.name, _latest(run, OVERALL)))],
         filled=True,
     )
 
@@ -74,6 +75,15 @@ def calibration(runs: Sequence[Run]) -> Figure:
         "None of these runs recorded what its policy expected (callback LengthMonitor).",
         [f"{', '.join(silent)}: nothing recorded; the callback LengthMonitor does."] if silent and panels else [],
     )
+
+
+def _always(name: str, tally: Tally | None) -> str:
+    """Says so where the policy did not choose at all; empty where it did."""
+    met = [length for length, rounds in enumerate(tally.lengths) if rounds] if tally else []
+    if len(met) != 1 or tally is None:
+        return ""
+    what = "the whole block" if met[0] == len(tally.lengths) - 1 else f"{met[0]} candidates"
+    return f"{name}: every drafted round verified {what}, whatever the block: nothing was adaptive here."
 
 
 def _latest(run: Run, domain: str) -> Tally | None:

@@ -17,7 +17,7 @@ from adaflash.report.reading import Run
 from adaflash.report.speed import overall
 
 COLUMNS = (
-    "run", "active policy", "loss", "updates", "tau before → now", "domain spread", "position spread", "mean L",
+    "run", "active policy", "loss", "updates", "tau before → now", "domain spread", "position spread", "mean L, plain steps",
     "speed ratio [95 %]", "verdict", "same text", "load / cores",
 )  # fmt: skip
 
@@ -96,7 +96,8 @@ def _row(run: Run) -> tuple[str, ...]:
     return (
         run.name, _policy(run), _losses(run), str(run.validations[-1].step) if run.validations else "–", tau,
         number(spreads.get("domain_spread"), ".3f"), number(spreads.get("position_spread"), ".3f"),
-        number(total.get("length/mean")), number(gain.get("ratio")) + interval(gain.get("interval")),
+        f"{number(total.get('length/mean'))}, {number(total.get('plain_share'), '.0%')}",
+        number(gain.get("ratio")) + interval(gain.get("interval")),
         str(gain.get("verdict", "not measured")), same, load,
     )  # fmt: skip
 

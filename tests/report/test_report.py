@@ -110,9 +110,20 @@ def test_numbers_are_those_of_the_folder(run: Path, html: str) -> None:
     rates = [100 / 200, 52 / 100, 23 / 52]
     assert row["position spread"] == f"{pstdev(rates):.3f}"
     assert row["speed ratio [95 %]"] == "1.20 [1.10, 1.30]" and row["verdict"] == "gain" and row["same text"] == "6/6"
+    assert row["mean L, plain steps"] == "3.00, 9%"
     assert row["active policy"] == "SurvivalLength(threshold=0.3)" and row["loss"] == "0.2 rkl"
     text = Page(html).text
-    for part in ("1.20×", "Drafting pays here.", "abc123", ["torch", "2.13"][1], "0.4 / 2", "✓ accepted", "␣own", "⏎"):
+    for part in (
+        "1.20×",
+        "Drafting pays here.",
+        "abc123",
+        ["torch", "2.13"][1],
+        "0.4 / 2",
+        "✓ accepted",
+        "mine: every drafted round verified the whole block",
+        "␣own",
+        "⏎",
+    ):
         assert part in text, part
     table = acceptance([read_run(run, "mine")]).table.rows
     assert ("mine", "math", "200", "2", "0.600", "70") in table and ("mine", "all", "200", "3", "0.442", "52") in table
