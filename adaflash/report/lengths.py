@@ -71,7 +71,7 @@ def calibration(runs: Sequence[Run]) -> Figure:
         f"than {ENOUGH} candidates. A head that expects one number a block has an error and no curve.",
         panels,
         Table(("run", "domain", "foreseen S", "candidates", "mean foreseen", "survived or error"), rows),
-        list(look.items()),
+        [(name, each) for name, each in look.items() if name not in silent],
         "None of these runs recorded what its policy expected (callback LengthMonitor).",
         [f"{', '.join(silent)}: nothing recorded; the callback LengthMonitor does."] if silent and panels else [],
     )

@@ -144,7 +144,7 @@ def _missing(run: Run) -> list[str]:
     elif len(run.validations) == 1:
         notes.append("Only one validation was recorded: there is no change to show.")
     if not run.gain:
-        notes.append("No gain was measured: the run was stopped before its end. `adaflash validate` measures it.")
+        notes.append("No gain was measured: the run was stopped before its end. adaflash validate measures it.")
     return notes
 
 

@@ -38,7 +38,7 @@ def throughput(runs: Sequence[Run]) -> Figure:
         Table(("run", "prompts", "at once", "policy", "tau", "verified / committed", "tokens/s", "ratio [95 %]",
                "modelled", "verdict", "same text"), rows),
         [(name, looks[name]) for name in met],
-        "No rows of `adaflash bench` lie in these folders: adaflash bench --checkpoint RUN measures them.",
+        "No rows of adaflash bench lie in these folders; adaflash bench --checkpoint RUN writes them.",
         noted,
     )  # fmt: skip
 

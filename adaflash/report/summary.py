@@ -18,7 +18,7 @@ from adaflash.report.speed import overall
 
 COLUMNS = (
     "run", "active policy", "loss", "updates", "tau before → now", "domain spread", "position spread", "mean L, plain steps",
-    "speed ratio [95 %]", "verdict", "same text", "load / cores",
+    "speed ratio [95\u00a0%]", "verdict", "same text", "load / cores",
 )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def losses(runs: Sequence[Run]) -> Figure:
         "Weighted contributions, averaged over the blocks of one update.",
         panels,
         Table(("run", "term", "update", "loss"), rows),
-        list(look.items()),
+        [(name, each) for name, each in look.items() if any(row[0] == name for row in rows)],
         "No update was logged.",
     )
 

@@ -109,7 +109,9 @@ def test_numbers_are_those_of_the_folder(run: Path, html: str) -> None:
     assert row["domain spread"] == f"{pstdev([1.42, 2.33]):.3f}"
     rates = [100 / 200, 52 / 100, 23 / 52]
     assert row["position spread"] == f"{pstdev(rates):.3f}"
-    assert row["speed ratio [95 %]"] == "1.20 [1.10, 1.30]" and row["verdict"] == "gain" and row["same text"] == "6/6"
+    assert (
+        row["speed ratio [95\u00a0%]"] == "1.20 [1.10, 1.30]" and row["verdict"] == "gain" and row["same text"] == "6/6"
+    )
     assert row["mean L, plain steps"] == "3.00, 9%"
     assert row["active policy"] == "SurvivalLength(threshold=0.3)" and row["loss"] == "0.2 rkl"
     text = Page(html).text
