@@ -26,7 +26,8 @@ def throughput(runs: Sequence[Run]) -> Figure:
             where, x = f"{run.name}, {name}", "requests at once"
             band = max((row["band"] for row in mine if row["policy"] == "plain"), default=0.0)
             panels.append(lines(where, _speeds(mine, met, looks), x, "tokens/s", (0, None), log=True))
-            panels.append(lines(where, _ratios(mine, met, looks), x, "ratio to plain", level=1.0, band=band, log=True))
+            if ratios := _ratios(mine, met, looks):
+                panels.append(lines(where, ratios, x, "ratio to plain", level=1.0, band=band, log=True))
             rows += [_row(run.name, row) for row in mine]
             noted += _doubts(run.name, mine)
     return Figure(
