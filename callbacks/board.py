@@ -18,8 +18,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from adaflash.bench import picture
 from adaflash.bench.folder import run_folder
 from adaflash.bench.heat_map import heat_map
-from adaflash.bench.history import History
+from adaflash.bench.history import Entry, History
 from adaflash.bench.log import boards
+from adaflash.decoding.stats import OVERALL
 
 # Of the whole config the choices that runs differ by; a list of components is one choice, their names.
 COMPARED = ("target", "seed_everything", "model", "data", "trainer.max_steps", "trainer.precision", "trainer.strategy")
@@ -36,16 +37,7 @@ class Board(Callback):
     """
 
     def __init__(self) -> None:
-        self._best = float("-inf")
         self._started = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best tau so far."""
-        return {"best": self._best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from it."""
-        self._best = state_dict["best"]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Lay out the page of custom scalars."""
@@ -58,9 +50,9 @@ class Board(Callback):
         """The acceptance monitor has written its file by now."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or not boards(trainer):
             return
-        self._compare(trainer, pl_module)
         entries = [entry for entry in History(run_folder(trainer)).read() if entry.stage == "val"]
         mine = [entry for entry in entries if entry.run == entries[-1].run]
+        self._compare(trainer, pl_module, mine)
         if not mine:
             return
         try:
@@ -69,14 +61,14 @@ class Board(Callback):
             return
         picture.show(figure, None, boards(trainer), "acceptance/over_time", trainer.global_step)
 
-    def _compare(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def _compare(self, trainer: L.Trainer, pl_module: Any, entries: list[Entry]) -> None:
         """Settings once, the metrics they are compared by at every validation."""
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        tau = values.get("val/tau", float("nan"))
-        self._best = max(self._best, tau) if tau == tau else self._best
+        totals = [entry.tallies[OVERALL] for entry in entries]
+        taus = [total.committed / total.rounds for total in totals if total.rounds]
         final = {
-            "final/tau": tau,
-            "final/best_tau": self._best if self._best > 0 else float("nan"),
+            "final/tau": values.get("val/tau", float("nan")),
+            "final/best_tau": max(taus, default=float("nan")),
             **{
                 f"final/{name}": values.get(f"val/{name}", float("nan"))
                 for name in ("domain_spread", "position_spread")
