@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
 
 
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """What goes into the checkpoint: this state, or that of every rank. A collective; tensors must be in host memory."""
+    """What goes into the checkpoint: this state, or that of every rank in host memory. A collective."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return state
     ranks: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(state, ranks)
+    dist.gather_object(tree_map_only(torch.Tensor, torch.Tensor.cpu, state), ranks)
     return {"ranks": ranks or []}
 
 

@@ -71,6 +71,15 @@ def nothing_to_learn(strategy: str, options: ParallelOptions, folder: Path):
     return rank_fits.full(made.state_dict()), log.updates
 
 
+def frozen(strategy: str, options: ParallelOptions, folder: Path):
+    """Two updates of the length policy alone; the drafter has no gradient memory and no moments."""
+    made, log = rank_fits.module(parallel=options, freeze_drafter=True), rank_fits.Log()
+    trainer = rank_fits.fit(made, folder, rank_fits.share(PROMPTS, 3), 2, log, strategy=strategy)
+    assert all(p.grad is None for p in made.drafter.parameters())
+    assert len(trainer.optimizers[0].state) == len(list(made.length.parameters()))
+    return rank_fits.full(made.state_dict()), log.updates
+
+
 def half(folder: Path):
     """Number formats of masters, moments and what a layer computes with, under bf16-mixed."""
     made = fitting.module(tiny.target(), rollout=RecordedRollout(), parallel=ParallelOptions("world", recompute=True))
@@ -85,7 +94,8 @@ def train_all(folder: Path):
     """Every strategy in one process group."""
     found = {name: train(*place, folder) for name, place in PLACES.items()}
     empty = {("nothing", name): nothing_to_learn(*place, folder) for name, place in PLACES.items()}
-    return {**found, **empty, "half": half(folder)}
+    still = {("frozen", name): frozen(*PLACES[name], folder) for name in ("hybrid", "lockstep")}
+    return {**found, **empty, **still, "half": half(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +123,14 @@ def test_a_rank_with_nothing_to_learn_changes_nothing_for_the_others(place: str,
     for found in together:
         rank_fits.assert_equal(weights, found["nothing", place][0])
         rank_fits.assert_same_log(log, found["nothing", place][1])
+
+
+@pytest.mark.parametrize("place", ["hybrid", "lockstep"])
+def test_a_frozen_drafter_needs_no_gradients(place: str, together, tmp_path: Path) -> None:
+    weights, log = frozen("auto", ParallelOptions(), tmp_path)
+    for found in together:
+        rank_fits.assert_equal(weights, found["frozen", place][0])
+        rank_fits.assert_same_log(log, found["frozen", place][1])
 
 
 def test_half_precision_computes_in_bf16_and_keeps_fp32(together) -> None:
