@@ -49,6 +49,7 @@ from adaflash.length.fixed import FixedLength, FullBlock
 from adaflash.targets.hf import HFTarget, TargetOptions
 from adaflash.types import Proposal, Request, Segments, Trajectory
 
+QUICKSTART = "runs/quickstart/checkpoints/last.ckpt"
 SHIPPED = Path(__file__).parent.parent / "adaflash" / "data" / "shipped"
 
 
@@ -108,7 +109,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument(
-        "--checkpoint", default="", help="run folder, .ckpt or drafter folder; none: an untrained drafter"
+        "--checkpoint",
+        default=QUICKSTART if Path(QUICKSTART).is_file() else "",
+        help="run folder, .ckpt or drafter folder (default: the quickstart's, where it has been run); '': untrained",
     )
     parser.add_argument("--prompts", default=str(SHIPPED), help="folder with train/ and eval/ of JSONL files")
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 4, 16, 32])
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     args = parser.parse_args()
     args.tokens, args.groups = args.tokens or (16 if args.quick else 96), args.groups or (1 if args.quick else 4)
+    print(f"drafter: {args.checkpoint or 'untrained'}", flush=True)
     print(json.dumps(Bench(args).run()) if args.json else Bench(args).run())
 
 
@@ -273,7 +277,7 @@ def load(name: str, checkpoint: str) -> tuple[HFTarget, Drafter]:
 
         module = load_run(checkpoint)
         return module.target, module.drafter
-    target = HFTarget.load(name, TargetOptions())
+    target = HFTarget.load(name, TargetOptions(dtype="auto"))
     if not checkpoint:
         print("no --checkpoint: an untrained drafter with blocks of 4; drafting cannot pay")
     drafter = (
