@@ -149,7 +149,6 @@ class AdaFlashModule(L.LightningModule):
             outcome = self._outcome(hidden, lesson.blocks, result)
             loss = result.loss + _or_zero(self.length.loss(outcome))
             self._count(hidden, lesson, result, outcome)
-        self.log("rollout/age", float(self.buffer.age), batch_size=1)
         news = {"rollout": self.buffer.trajectories} if fresh else {}
         return {"loss": loss * self._undo_averages(), **news}
 
@@ -186,7 +185,8 @@ class AdaFlashModule(L.LightningModule):
     def _count(self, hidden: Tensor, lesson: Lesson, result: StepResult, outcome: Outcome) -> None:
         every = self.log_gradient_norms_every
         more = log_sums(self.step, hidden, lesson, *self._heads(), bool(every) and self.global_step % every == 0)
-        self.window.add({"blocks": self.length.counted(outcome).sum(), **result.sums(), **outcome.sums(), **more})
+        sums = {**result.sums(), **outcome.sums(), "rollout/age": hidden.new_tensor([self.buffer.age, 1.0])}
+        self.window.add({"blocks": self.length.counted(outcome).sum(), **sums, **more})
 
     def _heads(self) -> tuple[Head, DraftHead]:
         return self.target.head, self.drafter.head(self.target)
