@@ -33,7 +33,7 @@ bench.jsonl in the run folder; cells that are there are not measured again. Exit
 
 policies:
 """ + "\n".join(f"  {name:14} {what}" for name, what in NAMES.items())
-QUICK = {"loads": [1, 4], "max_new_tokens": 12, "num_prompts": 4}
+QUICK = {"loads": [1, 4], "max_new_tokens": 10, "num_prompts": 3}
 USUAL = {"loads": [1, 4, 16, 32], "max_new_tokens": 64, "num_prompts": 24}
 
 
@@ -92,7 +92,9 @@ def _arguments(words: Sequence[str]) -> Namespace:
     )
     parser.add_argument("--output", default="", metavar="FILE", help="rows go here (bench.jsonl in the run folder)")
     parser.add_argument("--again", action="store_true", help="measure cells anew that have a row already")
-    parser.add_argument("--quick", action="store_true", help="loads 1 4, 4 prompts, 12 tokens: minutes, wide intervals")
+    parser.add_argument(
+        "--quick", action="store_true", help="loads 1 4, few prompts, 10 tokens: minutes, wide intervals"
+    )
     args = parser.parse_args(list(words))
     for name, value in (QUICK if args.quick else USUAL).items():
         if getattr(args, name) is None:

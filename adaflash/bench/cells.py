@@ -74,7 +74,8 @@ class Stage:
         booked = self._policy(contender, lengths)
         drafted = self._engine(booked) if booked else self.plain
         for engine in (self.plain, drafted):
-            play(engine, [shorter(each) for each in self.tuning()])
+            if not engine.passes["verify"]:
+                play(engine, [shorter(each) for each in self.tuning()[: self.load]])
         if booked and contender.name.startswith("cost"):
             play(drafted, self.tuning())  # its books open on prompts that are not reported
         groups = self.scale.groups(self.prompts.report, self.load)
