@@ -28,8 +28,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from adaflash.bench.booked import Booked, plain_seconds
 from adaflash.bench.cost import measure, widths_of
 from adaflash.bench.cost_command import show
 from adaflash.bench.interval import bootstrap
@@ -42,36 +42,14 @@ from adaflash.decoding.tally import Tally, count
 from adaflash.drafters.base import Drafter, embed_blocks
 from adaflash.drafters.dflash import DFlash
 from adaflash.length.adaptive import AdaptiveLength
-from adaflash.length.base import LengthPolicy, Outcome, Round
+from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.length.cost_aware import CostAware
-from adaflash.length.cost_table import CostTable
 from adaflash.length.fixed import FixedLength, FullBlock
 from adaflash.targets.hf import HFTarget, TargetOptions
-from adaflash.types import Proposal, Request, Segments, Trajectory
+from adaflash.types import Request, Segments, Trajectory
 
 QUICKSTART = "runs/quickstart/checkpoints/last.ckpt"
 SHIPPED = Path(__file__).parent.parent / "adaflash" / "data" / "shipped"
-
-
-class Booked(LengthPolicy):
-    """A policy, and the modelled seconds of its rounds beside it."""
-
-    def __init__(self, policy: LengthPolicy, costs: CostTable) -> None:
-        super().__init__()
-        self.policy, self.costs, self.seconds = policy, costs, 0.0
-        self.needs_logits = policy.needs_logits
-
-    def choose(self, proposal: Proposal) -> Tensor:
-        return self.policy.choose(proposal)
-
-    def drafts(self, load: int) -> bool:
-        return self.policy.drafts(load)
-
-    def observe(self, done: Round) -> None:
-        self.seconds += self.costs.seconds(done.rows, done.load, done.context)
-        if done.drafted:
-            self.seconds += self.costs.draft_seconds(done.drafted, done.context)
-        self.policy.observe(done)
 
 
 @dataclass
@@ -187,9 +165,6 @@ class Bench:
         }  # fmt: skip
         if not self.args.quick:
             policies["cost_features"] = self.features
-        for policy in policies.values():
-            if isinstance(policy, CostAware):
-                policy.use(self.costs)
         ways = {"plain": Way("plain", Engine(self.target, lanes=load), None)}
         for name, policy in policies.items():
             booked = Booked(policy, self.costs)
@@ -233,15 +208,6 @@ class Bench:
         kept = {name: numbers.get(name) for name in ("tau", "verified_per_committed", "plain_share")}
         lengths = {length: n for length, n in enumerate(tally.lengths) if n}
         return {**kept, "lengths": lengths, "vs_plain": ratio(ways["plain"], way)}
-
-
-def plain_seconds(costs: CostTable, texts: Sequence[Trajectory]) -> float:
-    """Modelled seconds of plain steps; all requests begin together, and each leaves when it has ended."""
-    seconds = 0.0
-    for step in range(1, max(len(text.response) for text in texts)):
-        left = [text.prompt_length + step for text in texts if len(text.response) > step]
-        seconds += costs.seconds(len(left), len(left), sum(left) // len(left))
-    return seconds
 
 
 def ratio(slow: Way, fast: Way) -> float:
