@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from adaflash.linear import pack_linears
+from adaflash.linear import PackedLinear, pack_linears
 from adaflash.targets.attention import NAME, Layout, PackedPass
 from adaflash.targets.families import check_family, final_softcap
 from adaflash.targets.kv import PoolCache
@@ -150,9 +149,11 @@ class HFTarget:
     def head_rows(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """`head` for some tokens [n] only: states [..., H] -> logits [..., n]. Their rows are copied once."""
         head = self.model.get_output_embeddings()
-        weight, bias = head.weight.detach()[tokens], getattr(head, "bias", None)
-        bias = None if bias is None else bias.detach()[tokens]
-        return lambda hidden: self._capped(F.linear(hidden.to(self.dtype), weight, bias))
+        rows = PackedLinear(self.hidden_size, len(tokens), head.bias is not None, device="meta")
+        rows.weight = nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
+        if head.bias is not None:
+            rows.bias = nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
+        return lambda hidden: self._capped(rows(hidden.to(self.dtype)))
 
     def _capped(self, logits: Tensor) -> Tensor:
         if self._softcap is None:
