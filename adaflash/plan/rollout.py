@@ -101,7 +101,7 @@ def _draft(models: Models, precision: str, lanes: int, capacity: int, every: boo
     with models.mode:
         tokens = block_tokens(torch.zeros(lanes, dtype=torch.int64), drafter.block_size, drafter.mask_id)
     anchors = torch.full((lanes,), capacity - drafter.block_size)
-    with torch.no_grad(), Meter() as meter, autocast(precision):
+    with torch.no_grad(), Meter() as meter, autocast(precision), models.target.autocast():
         embeds = embed_blocks(models.target, tokens, torch.float32)
         hidden = drafter.draft(embeds, anchors, list(range(lanes)), pool)
         _proposal(hidden, anchors, models.target.head(hidden[:, 1:]), models.length.needs_logits)
@@ -120,6 +120,6 @@ def _filled(models: Models, precision: str, lanes: int, capacity: int) -> LanePo
     pool, drafter = LanePool(lanes, capacity), models.drafter
     with models.mode:
         row = torch.zeros(1, len(drafter.context_layers) * models.target.hidden_size, dtype=models.target.dtype)
-    with torch.no_grad(), autocast(precision):
+    with torch.no_grad(), autocast(precision), models.target.autocast():
         drafter.ingest(row, Segments((0,), (0,), (1,)), pool)
     return pool

@@ -50,6 +50,7 @@ def job_for(folder: Path, target: str, **model: Any) -> Job:
     given = {
         "target": target,
         "model": {
+            "target_options": {"dtype": "float32"},
             "drafter": {"class_path": "adaflash.drafters.dflash.DFlash",
                         "init_args": {"num_layers": 2, "block_size": 8, "context_layers": [0, 2], "mask_id": 96}},
             "rollout": {"class_path": "adaflash.rollouts.live.LiveRollout",
