@@ -36,7 +36,10 @@ class WholeCheckpoints(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """The content, on the CPU. Raises UserError for what is no whole checkpoint of ours."""
         if "://" in str(path):
-            return super().load_checkpoint(path, map_location, weights_only)
+            try:
+                return super().load_checkpoint(path, map_location, weights_only)
+            except (OSError, ImportError, ValueError) as error:
+                raise UserError(f"--ckpt_path {path}: it cannot be read ({error}); is the address right?") from error
         return read_whole(Path(path), weights_only is not False)
 
 
@@ -75,6 +78,8 @@ class Broken(ValueError):
 
 def _read(path: Path, weights_only: bool = True, mmap: bool = False) -> dict[str, Any]:
     sharded = is_sharded(path)
+    if not sharded and path.is_dir():
+        raise Broken(f"{path}: a folder; name a checkpoint in it, such as {path / 'checkpoints' / 'last.ckpt'}")
     if not sharded and not path.is_file():
         raise Broken(f"{path}: no such checkpoint")
     if not path.stat().st_size:

@@ -59,19 +59,22 @@ def with_includes(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if path in above:
         raise UserError(f"{path}: includes itself by way of {' -> '.join(str(p) for p in above)}")
     files: list[Path] = []
-    for name in read(path).get("include", []):
+    content = read(path)
+    for name in content.get("include", []):
         files += [each for each in with_includes(find(name, path.parent), (*above, path)) if each not in files]
-    return [*files, path]
+    return [*files, path] if content else files  # all of it commented out: nothing to lay anywhere
 
 
 def read(path: Path) -> dict[str, Any]:
     """A config as a mapping.
 
     Raises:
-        UserError: not YAML, or not a mapping; names file and line.
+        UserError: not YAML, not a mapping, or a key that stands twice; names file and line.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), OnceLoader)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -80,10 +83,27 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: a config is a mapping of keys such as `model:` and `data:`, not a {type(content).__name__}"
         )
+    for section in ("model", "data", "trainer"):
+        if not isinstance(value := (content or {}).get(section), dict | None):
+            raise UserError(f"{path}: `{section}` is a mapping of its settings, not a {type(value).__name__}")
     include = (content or {}).get("include", [])
     if not isinstance(include, list) or not all(isinstance(name, str) for name in include):
         raise UserError(f"{path}: `include` is a list of config names, such as [loss/adaflash, rollout/live]")
     return content or {}
+
+
+class OnceLoader(yaml.SafeLoader):
+    """YAML whose keys stand once: of two `model:` blocks the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping, or a YAMLError with the line of the second one."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                problem = f"the key {key.value!r} stands here for the second time; the first would be lost"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

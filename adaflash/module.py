@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adaflash.blocks import choose_anchors
 from adaflash.decoding.engine import Engine
 from adaflash.drafters.base import Drafter, embed_blocks
-from adaflash.errors import UserError
+from adaflash.errors import UserError, at_least_one
 from adaflash.length.base import LengthPolicy, Outcome
 from adaflash.lesson import Lesson, learnable
 from adaflash.losses import SlotSampling
@@ -89,6 +89,7 @@ class AdaFlashModule(L.LightningModule):
         if num_anchors < 1 or not 0 <= anchor_mix <= 1 or clip <= 0 or log_gradient_norms_every < 0:
             allowed = "num_anchors >= 1, 0 <= anchor_mix <= 1, clip > 0 and log_gradient_norms_every >= 0"
             raise UserError(f"model: allowed are {allowed}")
+        at_least_one("model", chunk_rows=chunk_rows, lanes=lanes, max_new_tokens=max_new_tokens)
         check_names(losses)
         self.target_name, self.target_options = target, target_options
         self.drafter, self.length, self.rollout = drafter, length, rollout
@@ -213,9 +214,11 @@ class AdaFlashModule(L.LightningModule):
         """AdamW over the drafter, trainable losses and the length policy; never the target.
 
         Raises:
-            UserError: half-precision master weights, or clipping set twice.
+            UserError: half-precision master weights, clipping set twice, or nothing to learn from.
         """
         check_trainer(str(self.trainer.precision), self.trainer.gradient_clip_val)
+        if not self.losses and not self.freeze_drafter:
+            raise UserError("model.losses is empty and no plugin adds a loss: nothing would teach the drafter")
         return self.optimizer_config.build(self._drafted(), self.length.parameters(), self.trainer.max_steps)
 
     # ---- measuring ----

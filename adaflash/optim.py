@@ -67,12 +67,18 @@ def check_trainer(precision: str, gradient_clip_val: float | None) -> None:
     """Refuse settings of the trainer under which this optimizer would do something else than it says.
 
     Raises:
-        UserError: half-precision master weights (norm gains near 1.0 would not move), or clipping set twice.
+        UserError: half-precision master weights (norm gains near 1.0 would not move), double precision (the target and
+            what it hands over stay float32), or clipping set twice.
     """
     if precision in ("bf16-true", "16-true"):
         raise UserError(
             f"trainer.precision is {precision}: weights near 1.0 would not move. "
             "Use bf16-mixed (or 32-true); the target's own format is model.target_options.dtype"
+        )
+    if precision == "64-true":
+        raise UserError(
+            "trainer.precision is 64-true: prompts and states are not handed over in float64. Use 32-true (or bf16-mixed); "
+            "the target's own format is model.target_options.dtype"
         )
     if gradient_clip_val is not None:
         raise UserError("trainer.gradient_clip_val: use model.clip, which clips drafter and length policy apart")

@@ -28,8 +28,22 @@ class Parser(LightningArgumentParser):
         """Print what is wrong and exit with 2."""
         parser = getattr(ex, "subcommand_parser", None) or self
         prog = parser.prog.replace(" [options]", "")
-        sys.stderr.write(f"{prog}: error: {message.strip()}\n{_hint(message, parser)}")
+        sys.stderr.write(f"{prog}: error: {shortened(message)}\n{_hint(message, parser)}")
         sys.exit(2)
+
+
+NOISE = re.compile(
+    r"\s*(?:- )?(Does not validate against any of the Union subtypes|Subtypes: \[.*|Errors:|Given value( type)?:.*"
+    r"|- Not a valid subclass of \w+|Subclass types expect one of:|- a class path \(str\)|- a dict with(out)? .*"
+    r"|- Expected a <class 'NoneType'>|- Expected a path but .* either not accessible or invalid)"
+)
+
+
+def shortened(message: str) -> str:
+    """What is wrong, without the page on everything else that a setting of several types might have been."""
+    lines = [line for line in message.strip().splitlines() if not NOISE.fullmatch(line)]
+    kept = list(dict.fromkeys(lines))  # the same reason, once a type
+    return "\n".join(kept) if any(line.strip() and "Parser key" not in line for line in kept) else message.strip()
 
 
 def _hint(message: str, parser: Any) -> str:
@@ -62,6 +76,8 @@ def setting_names() -> list[str]:
     while bases:
         kind = bases.pop()
         bases += kind.__subclasses__()
+        if kind.__module__.startswith("lightning."):  # dozens of names that hardly any config uses
+            continue
         found |= set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"}  # type: ignore[misc]
     return sorted(found)
 

@@ -12,7 +12,7 @@ import jsonargparse
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
@@ -28,13 +28,15 @@ from adaflash.errors import UserError
 from adaflash.module import AdaFlashModule
 from adaflash.parallel.failing import FailTogether
 from adaflash.parallel.strategy import check_strategy
-from adaflash.parser import Parser
+from adaflash.parser import Parser, shortened
 from adaflash.provenance import provenance
-from adaflash.run_folder import loggers, make_room
+from adaflash.run_folder import ClearFolder, loggers, room_for, writable
 from adaflash.saving import LastCheckpoint
 from adaflash.stopping import Stopped
+from adaflash.trainer_flags import check_callbacks, check_flags
 
 BASE = PACKAGED / "base.yaml"
+OWN_KEYS = {"acceptance": AcceptanceMonitor, "gain": GainTable, "nan_guard": NaNGuard, "last": LastCheckpoint}
 _PLAIN_YAML = jsonargparse.get_loader("yaml")
 
 
@@ -51,6 +53,8 @@ def run(words: list[str]) -> int:
     except Stopped as stopped:
         rank_zero_only(print)(f"adaflash {words[0]}: {stopped}", file=sys.stderr)
         return stopped.status
+    except MisconfigurationException as error:
+        raise UserError(f"Lightning refuses these settings: {error}") from error
     except RuntimeError as error:
         if "Error(s) in loading state_dict" not in str(error):
             raise
@@ -66,6 +70,7 @@ class TrainerCLI(LightningCLI):
     """The model and the data are fixed classes; everything inside them is a line of YAML."""
 
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
+        self._replaced: list[Path] = []  # what `--overwrite` takes away once the new run is ready to begin
         jsonargparse.set_loader("yaml", _load_yaml, exceptions=(yaml.YAMLError,))
         base = {"default_config_files": [str(BASE)]}
         defaults = dict.fromkeys(self.subcommands(), base) if run else base
@@ -108,13 +113,15 @@ class TrainerCLI(LightningCLI):
         config = self._settings
         if not config.target:
             raise UserError("no target: add --target NAME (a fetched name, a local directory or a Hub id)")
+        if self.subcommand:
+            writable(Path(config.run))
         if config.get("ckpt_path"):
             folder = Path(config.last.dirpath or Path(config.run) / "checkpoints")
             config.ckpt_path = resolve(config.ckpt_path, folder) or None
             if not config.ckpt_path:
                 rank_zero_info(f"{folder} holds no checkpoint yet: the run begins with update 1")
         elif self.subcommand == "fit":
-            make_room(Path(config.run), config.overwrite)
+            self._replaced = room_for(Path(config.run), config.overwrite)
 
     def instantiate_classes(self) -> None:
         """Build trainer, model and data; a value that a class refuses is the user's to mend."""
@@ -122,8 +129,10 @@ class TrainerCLI(LightningCLI):
             super().instantiate_classes()
         except UserError:
             raise
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise UserError(str(error)) from error
+        except MisconfigurationException as error:
+            raise UserError(f"trainer: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise UserError(shortened(str(error))) from error
         config = self._settings.clone()
         config.pop("config", None)
         text = self._parser(self.subcommand).dump(config, skip_link_targets=False)
@@ -136,9 +145,14 @@ class TrainerCLI(LightningCLI):
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
         check_strategy(config.get("strategy"))
+        check_flags(config)
         given = config.get("callbacks") or []
+        check_callbacks(given, OWN_KEYS)
         bars = [each for each in given if isinstance(each, ProgressBar)]
-        spare = bars if config.get("enable_progress_bar") is False else bars[:-1]  # Lightning takes one bar, or none
+        none = config.get("enable_progress_bar") is False
+        spare: list[Any] = bars if none else bars[:-1]  # Lightning takes one bar, or none
+        if config.get("logger") is False:
+            spare += [each for each in given if isinstance(each, LearningRateMonitor)]  # it refuses to be without
         config["callbacks"] = [each for each in given if each not in spare]
         if config.get("logger") in (None, True):
             config["logger"] = loggers(config["default_root_dir"], self.subcommand or "fit")
@@ -146,6 +160,7 @@ class TrainerCLI(LightningCLI):
         config["callbacks"] = [
             *signals,
             FailTogether(),
+            ClearFolder(self._replaced),
             *config["callbacks"],
         ]  # they must listen before anyone else works
         plugins = config.get("plugins") or []

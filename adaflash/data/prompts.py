@@ -78,6 +78,7 @@ class PromptDataModule(L.LightningDataModule):
             sizes | {"max_prompt_tokens": max_prompt_tokens, "val_prompts": 1 if val_prompts is None else val_prompts},
             max_dropped,
             epochs,
+            num_workers,
         )
         self.target, self.sources = target, {"train": train, "val": val, "predict": predict or train}
         self.batch_size, self.rollout_size, self.reuse = batch_size, rollout_size, reuse
@@ -244,12 +245,14 @@ def _warn_of_short_epochs(trainer: Any) -> None:
         )
 
 
-def _check_settings(sizes: dict[str, int], max_dropped: float, epochs: int) -> None:
+def _check_settings(sizes: dict[str, int], max_dropped: float, epochs: int, num_workers: int) -> None:
     if epochs < 0:
         raise UserError(f"data.epochs must be at least 0 (0: as trainer.max_steps says), got {epochs}")
     for name, value in sizes.items():
         if value < 1:
             raise UserError(f"data.{name} must be at least 1, got {value}")
+    if num_workers < 0:
+        raise UserError(f"data.num_workers must be at least 0 (0: read in the run's own process), got {num_workers}")
     batch, rollout = sizes["batch_size"], sizes["rollout_size"]
     if rollout % batch:
         near = max(rollout // batch, 1) * batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -40,6 +41,8 @@ class LossTerm(nn.Module, ABC):
         super().__init__()
         self.weight = weight
         self.name = name or type(self).__name__
+        if not 0 <= weight < math.inf:
+            raise UserError(f"weight of the loss term {self.name} must be a number from 0 up, got {weight}")
 
     @abstractmethod
     def forward(self, student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:

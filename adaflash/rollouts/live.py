@@ -41,6 +41,8 @@ class LiveRollout(RolloutSource):
         key = "model.rollout.init_args"
         if max_new_tokens < 2:
             raise UserError(f"{key}.max_new_tokens is {max_new_tokens}; a block to learn from needs at least 2 tokens")
+        if lanes < 1:
+            raise UserError(f"{key}.lanes is {lanes}; at least 1 request must be decoded at once")
         if temperature < 0 or not 0 < top_p <= 1 or top_k < 0:
             raise UserError(f"{key}: allowed are temperature >= 0, 0 < top_p <= 1 and top_k >= 0")
         self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p

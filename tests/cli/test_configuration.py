@@ -45,12 +45,22 @@ def test_a_circle_of_includes_is_told(tmp_path: Path) -> None:
         ("a: [1\nb: 2\n", r"bad\.yaml:2: not valid YAML"),
         ("- 1\n", "a config is a mapping"),
         ("include: x\n", "`include` is a list"),
+        ("model: [1]\n", "`model` is a mapping of its settings, not a list"),
+        ("model: {a: 1}\ndata: {}\nmodel: {b: 2}\n", r"bad\.yaml:3: .*'model' stands here for the second time"),
+        ("model:\n  a: 1\n  a: 2\n", r"bad\.yaml:3: .*'a' stands here for the second time"),
     ],
 )
 def test_a_broken_config_names_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError, match=says):
         with_includes(tmp_path / "bad.yaml")
+
+
+def test_a_config_with_everything_commented_out_lays_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("# model: {}\n")
+    (tmp_path / "b.yaml").write_text("include: [a]\n")
+    assert with_includes(tmp_path / "a.yaml") == []
+    assert [path.stem for path in with_includes(tmp_path / "b.yaml")] == ["b"]
 
 
 def test_expand_keeps_the_order_and_the_other_words(tmp_path: Path) -> None:
