@@ -67,8 +67,9 @@ def lines(trainer: Trainer, module: Any) -> list[tuple[str, str]]:
     frozen = sum(p.numel() for p in target.model.parameters())
     losses = " + ".join(f"{term.weight:g} {term.name}" for term in module.losses)
     anchors = f"{module.num_anchors} blocks a trajectory, {module.anchor_mix:.0%} of them where the drafter started one"
+    kind = str(target.dtype).removeprefix("torch.")  # `auto` is another on another machine
     return [
-        ("target", f"{module.target_name}: {frozen / 1e6:.0f} M parameters, {target.num_layers} layers, frozen"),
+        ("target", f"{module.target_name}: {frozen / 1e6:.0f} M x {kind}, {target.num_layers} layers, frozen"),
         (
             "drafter",
             f"{_trained(drafter)}, {len(drafter.layers)} layers, blocks of {drafter.block_size}, reads layers "

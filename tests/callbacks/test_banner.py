@@ -21,6 +21,7 @@ def test_what_will_happen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     trainer = fitting.trainer(tmp_path, 4, [Banner()], val_check_interval=2)
     trainer.fit(module, datamodule=fitting.data(tmp_path, prompts, prompts[:2]))
     said = dict(lines(trainer, module))
+    assert said["target"].endswith(" M x float32, 4 layers, frozen")
     trained = sum(p.numel() for p in module.drafter.parameters())
     assert said["drafter"].startswith(f"{trained / 1e6:.2f} M parameters, 1 layers, blocks of 8, reads layers [0, 2]")
     assert "mask token 96" in said["drafter"] and said["policy"].startswith("AdaptiveLength(rate=1.3, minimum=1): 0.")
