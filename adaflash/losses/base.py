@@ -41,8 +41,8 @@ class LossTerm(nn.Module, ABC):
         super().__init__()
         self.weight = weight
         self.name = name or type(self).__name__
-        if not 0 <= weight < math.inf:
-            raise UserError(f"weight of the loss term {self.name} must be a number from 0 up, got {weight}")
+        if not math.isfinite(weight):  # a negative one rewards, as for an entropy
+            raise UserError(f"weight of the loss term {self.name} must be a finite number, got {weight}")
 
     @abstractmethod
     def forward(self, student: Tensor, teacher: Tensor, token: Tensor) -> Tensor:

@@ -82,11 +82,11 @@ def test_a_callback_that_cannot_be_made(words: list[str], tmp_path: Path, name: 
     assert why in shown and "Union" not in shown and "object at 0x" not in shown, shown
 
 
-@pytest.mark.parametrize("weight", ["-1.0", ".nan", ".inf"])
+@pytest.mark.parametrize("weight", [".nan", ".inf", "-.inf"])
 def test_a_weight_of_a_loss(words: list[str], tmp_path: Path, weight: str, capsys: Any) -> None:
     term = f"{{class_path: adaflash.losses.ReverseKL, init_args: {{weight: {weight}, name: mine}}}}"
     (tmp_path / "mine.yaml").write_text(f"model: {{losses: [{term}]}}\n")
-    assert "weight of the loss term mine must be a number from 0 up" in told([*words, "-c", "mine.yaml"], capsys)
+    assert "weight of the loss term mine must be a finite number" in told([*words, "-c", "mine.yaml"], capsys)
 
 
 def content(folder: Path) -> dict[str, bytes]:
