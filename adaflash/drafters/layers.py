@@ -17,13 +17,13 @@ from adaflash.types import KeyValues, Segments
 
 @dataclass(frozen=True)
 class ContextSpan:
-    """Keys and values [heads, S, dim] of one trajectory or lane, and the blocks that read them."""
+    """Keys and values [heads, S, dim] of one trajectory, and the blocks that read them."""
 
     keys: Tensor
     values: Tensor
     first: int  # blocks first .. last - 1 read this span
     last: int
-    visible: Tensor | None  # [last - first] block i sees positions < visible[i]; None: all S
+    visible: Tensor  # [last - first] block i sees positions < visible[i]
 
 
 class Attend(Protocol):
@@ -47,9 +47,8 @@ def _span_attention(query: Tensor, key: Tensor, value: Tensor, span: ContextSpan
     q = query[blocks].unflatten(2, (heads, groups)) * scale
     own_scores = torch.einsum("nbhgd,nchd->hgnbc", q, key[blocks])
     context_scores = torch.einsum("nbhgd,hsd->hgnbs", q, span.keys)
-    if span.visible is not None:
-        hidden = torch.arange(span.keys.shape[1], device=q.device) >= span.visible[:, None]
-        context_scores = context_scores.masked_fill(hidden[:, None], float("-inf"))
+    hidden = torch.arange(span.keys.shape[1], device=q.device) >= span.visible[:, None]
+    context_scores = context_scores.masked_fill(hidden[:, None], float("-inf"))
     weights = torch.cat([context_scores, own_scores], dim=-1).softmax(
         -1, dtype=torch.promote_types(q.dtype, torch.float32)
     )

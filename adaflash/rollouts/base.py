@@ -6,9 +6,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
+from adaflash.decoding.sampling import filtered_probabilities
 from adaflash.drafters.base import Drafter
 from adaflash.errors import UserError
 from adaflash.length.base import LengthPolicy
@@ -31,6 +33,13 @@ class Players:
 
 class RolloutFailed(UserError):
     """A source cannot give trajectories now; the run ends, and what was learned before is saved."""
+
+
+def sampling_law(temperature: float, top_k: int, top_p: float) -> Law | None:
+    """Logits [M, V] -> the probabilities that these settings sample from; None where they are greedy."""
+    if temperature == 0:
+        return None
+    return partial(filtered_probabilities, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 class RolloutSource(ABC):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from adaflash.decoding.engine import Engine
-from adaflash.decoding.sampling import filtered_probabilities
 from adaflash.errors import UserError
 from adaflash.length.fixed import FixedLength
-from adaflash.rollouts.base import Law, Players, RolloutSource, seed_of
+from adaflash.rollouts.base import Law, Players, RolloutSource, sampling_law, seed_of
 from adaflash.types import Prompt, Request, Trajectory
 
 
@@ -62,9 +60,7 @@ class LiveRollout(RolloutSource):
         )  # fmt: skip
 
     def law(self) -> Law | None:
-        if self.temperature == 0:
-            return None
-        return partial(filtered_probabilities, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return sampling_law(self.temperature, self.top_k, self.top_p)
 
     def describe(self) -> str:
         how = "greedy" if self.temperature == 0 else f"temperature {self.temperature}"

@@ -16,9 +16,8 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from adaflash.decoding.sampling import filtered_probabilities
 from adaflash.errors import UserError
-from adaflash.rollouts.base import Law, Players, RolloutFailed, RolloutSource, seed_of
+from adaflash.rollouts.base import Law, Players, RolloutFailed, RolloutSource, sampling_law, seed_of
 from adaflash.rollouts.http import Api, Refused
 from adaflash.rollouts.reading import bare, read_states
 from adaflash.types import BlockLog, Prompt, Trajectory
@@ -154,9 +153,7 @@ class ServerRollout(RolloutSource):
             )
 
     def law(self) -> Law | None:
-        if self.temperature == 0:
-            return None
-        return partial(filtered_probabilities, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return sampling_law(self.temperature, self.top_k, self.top_p)
 
     def describe(self) -> str:
         how = "greedy" if self.temperature == 0 else f"temperature {self.temperature}"
