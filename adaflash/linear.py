@@ -49,10 +49,10 @@ class PackedLinear(nn.Linear):
             return F.linear(input, self.weight, self.bias)
         weight, bias = self._packed(dtype), None if self.bias is None else self.bias.to(dtype)
         rows = input.to(dtype)
-        if dtype is torch.float32 or rows.numel() <= _PIECE * self.in_features:
+        if dtype is torch.float32:
             return _product(rows, weight, bias)
-        pieces = rows.reshape(-1, self.in_features).split(_PIECE)
-        return torch.cat([_product(each, weight, bias) for each in pieces]).unflatten(0, input.shape[:-1])
+        pieces = [_alike(each, weight, bias) for each in rows.reshape(-1, self.in_features).split(_PIECE)]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(*input.shape[:-1], -1)
 
     def _packs(self, input: Tensor, dtype: torch.dtype) -> bool:
         """Whether rows in this format go the packed way."""
@@ -84,6 +84,13 @@ class PackedLinear(nn.Linear):
 
 def _product(input: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+
+
+def _alike(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """One row goes as two: alone it may take a vector product, which sums a long row in another order."""
+    if len(rows) == 1:
+        return _product(rows.expand(2, -1).contiguous(), packed, bias)[:1]
+    return _product(rows, packed, bias)
 
 
 def pack_linears(model: nn.Module) -> None:

@@ -94,6 +94,21 @@ def test_replaced_modules_share_their_parameters() -> None:
     torch.testing.assert_close(model(x), before)
 
 
+@native
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (576, 1536), (1536, 576), (2048, 1024), (4096, 4096), (4864, 896), (100, 37)]
+)
+def test_in_bfloat16_a_product_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    layer = PackedLinear(*shape, bias=False).bfloat16().requires_grad_(False)
+    x = torch.randn(257, shape[0]).bfloat16()
+    whole = layer(x)
+    for count in (1, 2, 3, 5, 8, 16, 33, 128, 129):
+        for start in (0, 1, 7, 128):
+            assert torch.equal(layer(x[start : start + count]), whole[start : start + count]), (count, start)
+    assert torch.equal(layer(x.view(1, 257, -1)), whole[None])
+
+
 def states(target: HFTarget, prompt: Tensor, window: Tensor, lanes: int, layout: Layout) -> Tensor:
     """States [lanes, n, H] of one window after one prompt, in as many lanes at once."""
     pool = LanePool(lanes, len(prompt) + 16)

@@ -43,7 +43,8 @@ class TargetOptions:
         """`dtype` on this machine."""
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
-        native = torch.cuda.is_available() or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+        cpu = torch.cpu.get_capabilities()
+        native = torch.cuda.is_available() or bool(cpu.get("amx_bf16") or cpu.get("avx512_bf16"))
         return torch.bfloat16 if native else torch.float32
 
 
