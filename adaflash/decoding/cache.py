@@ -10,21 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaflash.targets.attention import GRAIN
+from adaflash.targets.grains import whole
 from adaflash.types import Segments
 
 
-def whole_grains(capacity: int) -> int:
-    """Positions that a lane gets when `capacity` are asked for: attention may read in whole grains."""
-    return -(-capacity // GRAIN) * GRAIN
-
-
 class LanePool:
-    """Keys and values [lanes, heads, capacity, dim] per layer, allocated when a layer is first written."""
+    """Keys and values [lanes, heads, capacity, dim] per layer, allocated when a layer is first written.
+
+    There are as many positions as attention reads for `capacity`: it may read more than it needs.
+    """
 
     def __init__(self, lanes: int, capacity: int) -> None:
         self.lanes = lanes
-        self.capacity = whole_grains(capacity)
+        self.capacity = capacity
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._at: tuple[Segments, tuple[Any, ...]] | None = None
@@ -49,12 +47,11 @@ class LanePool:
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` positions a lane; what is stored is kept."""
-        capacity = whole_grains(capacity)
         if capacity <= self.capacity:
             return
-        grown = capacity - self.capacity
         for pool in (self._keys, self._values):
             for layer, old in pool.items():
+                grown = whole(capacity, old.dtype, old.device) - old.shape[2]
                 pool[layer] = torch.cat([old, old.new_zeros(*old.shape[:2], grown, old.shape[3])], dim=2)
         self.capacity = capacity
 
@@ -76,9 +73,12 @@ class LanePool:
 
     def _allocate(self, like: Tensor) -> Tensor:
         # Zeros, not empty: the padded layout gives rows nobody has written a weight of zero, and 0 x NaN is NaN.
-        return like.new_zeros(self.lanes, like.shape[1], self.capacity, like.shape[2])
+        positions = whole(self.capacity, like.dtype, like.device)
+        return like.new_zeros(self.lanes, like.shape[1], positions, like.shape[2])
 
 
-def pool_bytes(lanes: int, capacity: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:
+def pool_bytes(
+    lanes: int, capacity: int, layers: int, heads: int, dim: int, dtype: torch.dtype, device: str = "cpu"
+) -> int:
     """Memory of a pool as computed: keys and values, every layer."""
-    return 2 * lanes * whole_grains(capacity) * layers * heads * dim * dtype.itemsize
+    return 2 * lanes * whole(capacity, dtype, torch.device(device)) * layers * heads * dim * dtype.itemsize

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from adaflash.targets.grains import whole
 from adaflash.types import KeyValues, Segments
 
 NAME = "packed_lanes"  # a name with "flash" in it is taken for a flash-attention kernel
@@ -23,10 +24,11 @@ Layout = Literal["auto", "packed", "padded"]
 # Padding costs its share of scores, a call of its own costs about this many scores (2 cores, 9 heads of 64, fp32: one
 # call took 25 us, a hundred scores a head 9 us).
 CALL = 256
-# In bfloat16 a CPU's result for a row depends on how many keys there are, modulo its vectors' width, and on whether the
-# row is alone. Keys read in whole grains (those behind a row weigh exactly nothing) and two rows at least make it
-# depend on the row alone, in both layouts; `adaflash.linear` does the same for the products.
-GRAIN = 64
+# In bfloat16 a CPU's result for a row depends on how many keys there are (see `adaflash.targets.grains`), and on whether
+# it is one of very few rows (one with AMX, up to three with AVX512_BF16: other kernels, other order of sums). Keys read
+# in whole grains and four rows at least make it depend on the row alone, in both layouts; `adaflash.linear` does the same
+# for the products.
+COMPANY = 4
 
 
 class PackedPass:
@@ -43,13 +45,14 @@ class PackedPass:
         self.segments = segments
         self.device = device
         self.pool = pool
+        self.dtype = dtype
         self.independent = pool is not None and dtype is torch.bfloat16 and device.type == "cpu"
         self.padded = pool is not None and (layout == "padded" or (layout == "auto" and _padding_pays(segments)))
         self._cache: dict[tuple[int | str, ...], Tensor] = {}
 
     def whole(self, length: int) -> int:
-        """`length` in whole grains of the pool, where only then a row's result is its own."""
-        return -(-length // GRAIN) * GRAIN if self.independent else length
+        """Keys of the pool to read for `length`, so that a row's result is its own."""
+        return length if self.pool is None else whole(length, self.dtype, self.device)
 
     def seen(self, start: int, count: int, window: int) -> Tensor:
         """Which positions of a lane each of its `count` new rows sees, bool [count, whole(start + count)]."""
@@ -171,7 +174,8 @@ def _segment(
         )[0]
     # The query heads of a group share keys: as rows of one head they need no copies of them.
     rows = query.reshape(1, keys.shape[0], groups * count, -1)
-    free = count == 1 and not window and keys.shape[1] == start + 1  # a single row sees all of its past
+    # A single row sees all of its past; but sums without a mask are other sums.
+    free = count == 1 and not window and not packed.independent
     mask = None if free else packed.mask(start, count, window, groups, query)
     return _attend(packed, rows, keys[None], values[None], mask, scaling).reshape(heads, count, -1)
 
@@ -194,10 +198,14 @@ def _padded(
 def _attend(
     packed: PackedPass, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Rows [lanes, kv_heads, n, dim] over keys, values [lanes, kv_heads, length, dim]; a lone row gets company."""
-    alone = packed.independent and rows.shape[2] == 1
-    query = rows.expand(-1, -1, 2, -1) if alone else rows
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)[:, :, : rows.shape[2]]
+    """Rows [lanes, kv_heads, n, dim] over keys, values [lanes, kv_heads, length, dim]; very few rows get company."""
+    count = rows.shape[2]
+    if not packed.independent or count >= COMPANY:
+        return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
+    rows = torch.cat([rows, rows[:, :, -1:].expand(-1, -1, COMPANY - count, -1)], dim=2)
+    if mask is not None:
+        mask = torch.cat([mask, mask[..., -1:, :].expand(*mask.shape[:-2], COMPANY - count, -1)], dim=-2)
+    return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)[:, :, :count]
 
 
 def _with_sinks(
