@@ -83,7 +83,7 @@ class MuonAdamW(Optimizer):
         return [part for part in (self._muon, self._adamw) if part is not None]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both. Loading a state replaces groups and moments, so they are handed on at every step."""
         loss = None
         if closure is not None:

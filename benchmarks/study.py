@@ -36,6 +36,7 @@ ROWS = Path(__file__).parent.parent / "docs" / "study" / "rows"
 BASE_SHARE = {"math": 0.75, "code": 0.3, "chat": 0.25}  # of each domain: the base has read much maths, little else
 DOMAINS = {"gsm8k": "math", "humaneval": "code", "mt-bench": "chat"}
 SEEDS = (0, 1, 2)
+LONGEST = 96  # tokens of a response that any row learns from
 LOSS = "adaflash.losses."
 Tree = dict[str, Any]
 
@@ -78,6 +79,8 @@ def rows(updates: int) -> list[Row]:
         ablation(f"anchors-{anchors}", num_anchors=anchors)
     for reuse in (1, 2):
         found.append(Row(f"adaflash-reuse-{reuse}", "adaflash", {"data": {"reuse": reuse}}))
+    muon = {"class_path": "adaflash.muon.MuonConfig", "init_args": {"muon_lr": 5e-3, "lr": 5e-4}}
+    ablation("muon", optimizer=muon)
     for key, value in (("num_layers", 4), ("block_size", 16)):
         change = {"model": {"drafter": {"init_args": {key: value}}}}
         found.append(Row(f"adaflash-scratch-{key.replace('_', '-')}-{value}", "adaflash", change, scratch=True))
@@ -120,9 +123,10 @@ class Study:
             overlay["model"]["length"] = {"class_path": "adaflash.length.survival.SurvivalLength"}
         if row.experiment == "dflash" and row.temperature:
             overlay["data"]["train"] = [_source(self._sampled(row.temperature), responses=True)]
-        elif row.experiment != "dflash":
-            rollout = {"max_new_tokens": 96, "temperature": row.temperature, "lanes": 16, "warm_length": 4}
-            overlay["model"]["rollout"] = {"init_args": rollout}
+        rollout: Tree = {"max_new_tokens": LONGEST}
+        if row.experiment != "dflash":
+            rollout |= {"temperature": row.temperature, "lanes": 16, "warm_length": 4}
+        overlay["model"]["rollout"] = {"init_args": rollout}
         if not row.scratch:
             overlay["model"]["drafter"]["init_args"]["checkpoint"] = str(self.runs / "base")
         return merged(overlay, row.changes)
@@ -189,23 +193,29 @@ class Study:
                 "batch_size": 4, "rollout_size": 16, "reuse": 4, "val_batch_size": 24, "val_prompts": 4,
                 "train": [_source(rows, responses=True)], "val": val,
             },
-            "trainer": {"max_steps": updates, "val_check_interval": updates // 2},
+            "trainer": {"max_steps": updates, "val_check_interval": updates // 2, "precision": "bf16-mixed"},
             "last": {"every_n_train_steps": 40},
         }  # fmt: skip
 
     def _sampled(self, temperature: float) -> Path:
-        """The target's own samples to the same prompts, for the method that learns from recorded responses."""
+        """The target's own samples for the same prompts: what a method learns from that does not roll out itself."""
+        from adaflash.decoding.engine import Engine
+        from adaflash.targets.hf import HFTarget
+        from adaflash.types import Request
+
         path = self.split / f"sampled-{temperature:g}.jsonl"
         if not path.is_file():
-            overlay = self._overlay("sampled", self.args.updates, 16, 1e-3, 0)
-            overlay["model"]["rollout"] = {
-                "init_args": {"max_new_tokens": 160, "temperature": temperature, "lanes": 16}
-            }
-            config = self.runs / "sampled.yaml"
-            config.write_text(yaml.safe_dump(overlay, sort_keys=False))
-            parts = ["experiment/osd", "target/smollm2-135m", "trainer/cpu", config]
-            _run("predict", *[word for part in parts for word in ("-c", part)])
-            os.replace(self.runs / "fits" / "sampled" / "responses.jsonl", path)
+            rows = [json.loads(line) for line in (self.split / "continue.jsonl").open()]
+            requests = [
+                Request(tuple(row["prompt_ids"]), LONGEST, row["id"], row["domain"], i, temperature)
+                for i, row in enumerate(rows)
+            ]
+            print(f"{path}: {len(rows)} samples at temperature {temperature}", flush=True)
+            done = Engine(HFTarget.load(self.args.target), lanes=self.args.lanes).generate(requests)
+            found = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in each.row().items()} for each in done]
+            part = path.with_suffix(".part")
+            part.write_text("".join(json.dumps(row) + "\n" for row in found))
+            os.replace(part, path)
         return path
 
 
@@ -252,7 +262,12 @@ def evaluate(checkpoint: Path, requests: list[Any], lanes: int) -> Tree:
         found[name] = {"tau": tau, "spread": report.spreads(), "survival": report.total.survival(), **kept}
         texts.append([each.tokens.tolist() for each in done])
     differing = sum(one != other for text in texts[1:] for one, other in zip(texts[0], text, strict=True))
-    return {"results": found, "texts_that_differ": differing, "requests": len(requests), "code": code_state()}
+    return {
+        "results": found,
+        "texts_that_differ": differing,
+        "requests": len(requests),
+        "code": code_state(Path(__file__)),
+    }
 
 
 def table(folder: Path) -> str:
@@ -329,7 +344,7 @@ def main() -> None:
     parser.add_argument("--runs", default="runs/study", help="runs, checkpoints and the base drafter")
     parser.add_argument("--output", default=str(ROWS), help="folder of the rows' JSON")
     parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--base_updates", type=int, default=400)
+    parser.add_argument("--base_updates", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=24, help="evaluation prompts a domain")
     parser.add_argument("--tokens", type=int, default=64, help="longest response of the evaluation")
