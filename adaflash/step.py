@@ -89,7 +89,7 @@ class DraftStep:
             hidden: [N, B, H] drafter states after the final norm; slot 0 has no loss.
             blocks: the N blocks.
             teacher: [T, H] post-norm target states, trajectories packed; None if no term needs the teacher.
-            teacher_offsets: [R] int64; position p of trajectory r is row teacher_offsets[r] + p of `teacher`.
+            teacher_offsets: [N] int64; position p is for block n row teacher_offsets[n] + p of `teacher`.
             head: states [M, H] -> logits [M, V], the frozen output head of the target.
             chance: of sampled slots.
             drafted: states -> logits [M, n] of a drafter that can say n of the V tokens; None: it has all of them.
@@ -171,7 +171,7 @@ class DraftStep:
             return None
         if teacher is None or offsets is None:
             raise ValueError(f"loss terms {needing} need the teacher's states, but there are none")
-        rows = offsets.to(blocks.rows.device)[blocks.rows][:, None]
+        rows = offsets.to(blocks.anchors.device)[:, None]
         positions = rows + teacher_positions(blocks.anchors, blocks.supervised.shape[1] + 1)
         used = positions[blocks.supervised]
         if len(used) and (int(used.min()) < 0 or int(used.max()) >= len(teacher)):

@@ -70,7 +70,7 @@ class Case:
 
     def step(self, chunk: int, sampling: SlotSampling | None = None) -> None:
         step = DraftStep(TERMS, ExponentialDecay(), chunk, sampling=sampling)
-        self._backward(step(self.hidden, self.blocks, self.teacher, torch.tensor([0]), self.head).loss)
+        self._backward(step(self.hidden, self.blocks, self.teacher, torch.zeros_like(self.blocks.rows), self.head).loss)
 
     def plain(self) -> None:
         taught = self.teacher[teacher_positions(self.blocks.anchors, self.block)]

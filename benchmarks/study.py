@@ -79,6 +79,8 @@ def rows(updates: int) -> list[Row]:
         ablation(f"anchors-{anchors}", num_anchors=anchors)
     for reuse in (1, 2):
         found.append(Row(f"adaflash-reuse-{reuse}", "adaflash", {"data": {"reuse": reuse}}))
+    drafts: Tree = {"model": {"rollout": {"init_args": {"teacher": "draft"}}}, "data": {"reuse": 1}}
+    found.append(Row("adaflash-reuse-1-teacher-draft", "adaflash", drafts))
     muon = {"class_path": "adaflash.muon.MuonConfig", "init_args": {"muon_lr": 5e-3, "lr": 5e-4}}
     ablation("muon", optimizer=muon)
     for key, value in (("num_layers", 4), ("block_size", 16)):

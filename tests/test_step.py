@@ -64,7 +64,7 @@ class Case:
         # trajectory r holds teacher rows P .. E - 2, packed one after the other
         counts = [end - 1 - prompt for end, prompt in zip(LENGTHS, PROMPTS, strict=True)]
         starts = [0, *itertools.accumulate(counts)][:-1]
-        self.offsets = torch.tensor([start - prompt for start, prompt in zip(starts, PROMPTS, strict=True)])
+        self.offsets = torch.tensor([start - prompt for start, prompt in zip(starts, PROMPTS, strict=True)])[self.rows]
         self.teacher = torch.randn(sum(counts), HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
         self.matrix = torch.randn(vocabulary, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
         self.calls = []
@@ -75,7 +75,7 @@ class Case:
 
     def run(self, terms, weights=None, chunk=256, part=slice(None), drafted=None, **options):
         step = DraftStep(terms, weights or ExponentialDecay(), chunk, **options)
-        return step(self.hidden[part], self.cut(part), self.teacher, self.offsets, self.head, drafted=drafted)
+        return step(self.hidden[part], self.cut(part), self.teacher, self.offsets[part], self.head, drafted=drafted)
 
     def cut(self, part):
         return Blocks(**{f.name: getattr(self.blocks, f.name)[part] for f in dataclasses.fields(Blocks)})
@@ -84,7 +84,7 @@ class Case:
         """[N, K, H]: the state at a + k - 1, looked up one by one."""
         states = torch.zeros(len(self.rows), BLOCK - 1, HIDDEN, dtype=self.teacher.dtype)
         for n, k in self.blocks.supervised.nonzero().tolist():
-            states[n, k] = self.teacher[self.offsets[self.rows[n]] + self.anchors[n] + k]
+            states[n, k] = self.teacher[self.offsets[n] + self.anchors[n] + k]
         return states
 
     def oracle(self, terms, weights=None, drafted=None):
@@ -315,7 +315,7 @@ def test_a_bad_state_is_named_by_block_and_candidate(terms):
 
 def test_a_bad_teacher_state_is_named():
     case = Case()
-    case.teacher[case.offsets[2] + 9] = float("inf")
+    case.teacher[case.offsets[case.rows == 2][0] + 9] = float("inf")
     with pytest.raises(NumericalError, match=r"teacher logits.*trajectory 2, anchor 8, candidate 2"):
         case.run(paper(), chunk=3)
 
@@ -568,7 +568,7 @@ def test_memory_grows_with_the_chunk_not_with_the_blocks(terms):
     for chunk in (5, 20):
         with Widest() as widest:
             step = DraftStep(terms, ExponentialDecay(), chunk)
-            step(hidden, many, case.teacher, case.offsets, case.head).loss.backward()
+            step(hidden, many, case.teacher, case.offsets.repeat_interleave(4), case.head).loss.backward()
         assert chunk - 2 <= widest.rows <= chunk
 
 

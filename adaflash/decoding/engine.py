@@ -32,6 +32,7 @@ class Engine:
         policy: How many candidates to verify; the full block by default.
         lanes: Requests decoded at once.
         keep_states: Keep context and teacher states in the trajectories (rollouts need them).
+        keep_windows: Keep in the block log the target's states along each drafted window, mistakes included.
         all_candidates: Compute all K vocabulary rows and log them, so that lost tokens are exact (validation).
         verification: `exact` gives every request the same text with any drafter or none. `rejection` gives sampled
             text of the same law, and needs a policy that does not look at the candidates.
@@ -51,6 +52,7 @@ class Engine:
         *,
         lanes: int = 8,
         keep_states: bool = False,
+        keep_windows: bool = False,
         all_candidates: bool = False,
         verification: Verification = "exact",
         layout: Layout = "auto",
@@ -66,7 +68,9 @@ class Engine:
         if drafter is not None:
             policy.prepare(target, drafter)
         self.target, self.drafter, self.policy, self.num_lanes = target, drafter, policy, lanes
-        self._settings = Settings(target, drafter, policy, keep_states, all_candidates, verification, layout)
+        self._settings = Settings(
+            target, drafter, policy, keep_states, keep_windows, all_candidates, verification, layout
+        )
         self._cancelled: set[int] = set()
 
     @property

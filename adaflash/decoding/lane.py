@@ -23,6 +23,7 @@ class Lane:
         stop_ids: Every token id that ends it.
         text: Decodes the response, for a request with stop strings.
         keep: Keep context and teacher states.
+        keep_windows: Keep the states of whole windows too.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Lane:
         stop_ids: frozenset[int] = frozenset(),
         text: TextStream | None = None,
         keep: bool = False,
+        keep_windows: bool = False,
     ) -> None:
         self.place, self.index, self.request = place, index, request
         self.tokens = list(request.prompt)
@@ -45,11 +47,12 @@ class Lane:
         self.ingested = 0  # context rows the drafter has seen
         self.waiting: list[Tensor] = []  # context rows it has not
         self._stream, self._text = text, ""
-        self._keep = keep
+        self._keep, self._keep_windows = keep, keep_windows
         self._context: list[Tensor] = []
         self._teacher: list[Tensor] = []
         self._rounds: list[tuple[int, list[int], int, int, int]] = []
         self._forecasts: list[Tensor] = []
+        self._windows: list[Tensor] = []
 
     @property
     def cached(self) -> int:
@@ -87,11 +90,13 @@ class Lane:
             if teaches:
                 self._teacher.append(features.hidden[rows].clone())
 
-    def log(self, anchor: int, draft: Draft, accepted: int, committed: int) -> None:
-        """Remember one drafted round."""
+    def log(self, anchor: int, draft: Draft, accepted: int, committed: int, features: Features, first: int) -> None:
+        """Remember one drafted round, whose window begins at row `first` of the pass."""
         self._rounds.append((anchor, draft.candidates, len(draft.window), accepted, committed))
         if draft.forecast is not None:
             self._forecasts.append(draft.forecast)
+        if self._keep_windows:
+            self._windows.append(features.hidden[first : first + len(draft.window) + 1].clone())
 
     def trajectory(self, num_candidates: int) -> Trajectory:
         """What became of the request."""
@@ -127,4 +132,8 @@ class Lane:
         padded = [row + [-1] * (num_candidates - len(row)) for row in candidates]
         log = BlockLog(*(torch.tensor(x, dtype=torch.int64) for x in (anchors, padded, lengths, accepted, committed)))
         asked = len(self._forecasts) == len(self._rounds)
-        return replace(log, forecast=torch.stack(self._forecasts)) if asked else log
+        return replace(
+            log,
+            forecast=torch.stack(self._forecasts) if asked else None,
+            states=torch.cat(self._windows) if self._windows else None,
+        )

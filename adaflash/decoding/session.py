@@ -131,7 +131,7 @@ class Session:
         if draft is None:
             lane.plain_steps += 1
         else:
-            lane.log(anchor, draft, verdict.accepted, len(kept))
+            lane.log(anchor, draft, verdict.accepted, len(kept), features, first)
         return kept
 
     def _admit(self) -> Iterator[Progress]:
@@ -170,7 +170,8 @@ class Session:
             return lane
         stops = frozenset(self.target.stop_ids) | frozenset(request.stop_ids)
         text = TextStream(self.target.tokenizer) if request.stop else None
-        lane = Lane(place, index, request, limit(request, self.target), stops, text, self.settings.keep_states)
+        keep = self.settings.keep_states, self.settings.keep_windows
+        lane = Lane(place, index, request, limit(request, self.target), stops, text, *keep)
         if index in self.cancelled:
             lane.finish = "cancelled"
         elif lane.limit == 0:

@@ -33,6 +33,7 @@ class Settings:
     drafter: Drafter | None
     policy: LengthPolicy
     keep_states: bool
+    keep_windows: bool
     all_candidates: bool
     verification: Verification
     layout: Layout

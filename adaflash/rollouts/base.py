@@ -45,6 +45,8 @@ def sampling_law(temperature: float, top_k: int, top_p: float) -> Law | None:
 class RolloutSource(ABC):
     """Turns prompts into trajectories with context and teacher states."""
 
+    once = False  # whether its trajectories may be trained on once only
+
     @abstractmethod
     def collect(self, prompts: Sequence[Prompt], players: Players) -> list[Trajectory]:
         """One trajectory per prompt, in order."""

@@ -45,6 +45,11 @@ class RolloutBuffer:
 
     def take(self, batch: PromptBatch, source: RolloutSource, players: Players) -> tuple[list[Trajectory], bool]:
         """The trajectories of this visit, and whether the rollout was made for it."""
+        if source.once and batch.visits * batch.rows > len(batch.prompts):
+            raise UserError(
+                f"model.rollout: {source.describe()} can be trained on once, but data.reuse gives {batch.visits} visits of "
+                f"{batch.rows} to {len(batch.prompts)} trajectories; set data.reuse: 1"
+            )
         fresh = self._is_new(batch) or self._is_stale(players.updates)
         if fresh:
             # the states go before others come: there is room for one rollout

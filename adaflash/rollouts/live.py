@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from adaflash.decoding.engine import Engine
 from adaflash.errors import UserError
@@ -24,6 +25,9 @@ class LiveRollout(RolloutSource):
         lanes: Requests decoded at once.
         warm_updates: Optimizer steps before a learned length policy is trusted with rollouts.
         warm_length: Candidates verified until then.
+        teacher: What teaches a block the drafter really started (`model.anchor_mix` chooses how many are): the target
+            along the "trajectory", or along the "draft", that is behind the drafter's own mistakes too, as far as they
+            were verified. The drafter must not have changed much since: needs `data.reuse: 1`.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class LiveRollout(RolloutSource):
         lanes: int = 16,
         warm_updates: int = 100,
         warm_length: int = 4,
+        teacher: Literal["trajectory", "draft"] = "trajectory",
     ) -> None:
         key = "model.rollout.init_args"
         if max_new_tokens < 2:
@@ -45,12 +50,13 @@ class LiveRollout(RolloutSource):
             raise UserError(f"{key}: allowed are temperature >= 0, 0 < top_p <= 1 and top_k >= 0")
         self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p
         self.lanes, self.warm_updates, self.warm_length = lanes, warm_updates, warm_length
+        self.teacher, self.once = teacher, teacher == "draft"
 
     def collect(self, prompts: Sequence[Prompt], players: Players) -> list[Trajectory]:
         """Responses of the current pair, with the blocks the drafter really started."""
         learned = any(True for _ in players.policy.parameters())
         policy = FixedLength(self.warm_length) if learned and players.updates < self.warm_updates else players.policy
-        engine = Engine(players.target, players.drafter, policy, lanes=self.lanes, keep_states=True)
+        engine = Engine(players.target, players.drafter, policy, lanes=self.lanes, keep_states=True, keep_windows=self.once)
         return engine.generate([self._request(prompt, players.seed) for prompt in prompts])
 
     def _request(self, prompt: Prompt, seed: int) -> Request:
@@ -64,4 +70,5 @@ class LiveRollout(RolloutSource):
 
     def describe(self) -> str:
         how = "greedy" if self.temperature == 0 else f"temperature {self.temperature}"
-        return f"live rollouts, {how}, up to {self.max_new_tokens} tokens"
+        taught = ", taught along the drafts" if self.once else ""
+        return f"live rollouts, {how}, up to {self.max_new_tokens} tokens{taught}"

@@ -61,7 +61,7 @@ def train(target: HFTarget, trajectories: list[Trajectory], updates: int) -> DFl
         anchors = [choose_anchors(each, 12, 0.0, generator) for each in trajectories]
         blocks = build_blocks(trajectories, anchors, 4, drafter.mask_id)
         hidden = drafter(embed_blocks(target, blocks.tokens, torch.float32), blocks, context, segments)
-        result = step(hidden, blocks, teacher, offsets, target.head)
+        result = step(hidden, blocks, teacher, offsets[blocks.rows], target.head)
         optimizer.zero_grad()
         (result.loss / result.weight).backward()
         optimizer.step()
