@@ -108,7 +108,9 @@ class BlockLog:
     accepted: Tensor  # [n] A: candidates that survived
     committed: Tensor  # [n] c: tokens kept after the cut at a stop or limit
     forecast: Tensor | None = None  # [n, 1 + K] what the policy expected (see `LengthPolicy.forecast`), if it was asked
-    states: Tensor | None = None  # [sum(L + 1), H] post-norm states of anchor and window, rejected candidates too, if kept
+    states: Tensor | None = (
+        None  # [sum(L + 1), H] post-norm states of anchor and window, rejected candidates too, if kept
+    )
 
     @classmethod
     def empty(cls, candidates: int) -> BlockLog:

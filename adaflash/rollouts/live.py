@@ -56,7 +56,9 @@ class LiveRollout(RolloutSource):
         """Responses of the current pair, with the blocks the drafter really started."""
         learned = any(True for _ in players.policy.parameters())
         policy = FixedLength(self.warm_length) if learned and players.updates < self.warm_updates else players.policy
-        engine = Engine(players.target, players.drafter, policy, lanes=self.lanes, keep_states=True, keep_windows=self.once)
+        engine = Engine(
+            players.target, players.drafter, policy, lanes=self.lanes, keep_states=True, keep_windows=self.once
+        )
         return engine.generate([self._request(prompt, players.seed) for prompt in prompts])
 
     def _request(self, prompt: Prompt, seed: int) -> Request:
