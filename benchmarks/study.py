@@ -137,7 +137,7 @@ class Study:
         """Train and measure one row, unless its JSON is there."""
         overlay = self.settings(row)
         base = "" if row.scratch else fingerprint(self.runs / "base" / "model.safetensors")
-        about = {"row": row.name, "experiment": row.experiment, "settings": portable(overlay, self.runs, self.data)}
+        about = {"row": row.name, "experiment": row.experiment, "settings": self.portable(overlay)}
         about |= {"base": base, "evaluation": [self.args.prompts, self.args.tokens]}
         path = Path(self.args.output) / f"{row.name}.json"
         if path.is_file() and about.items() <= json.loads(path.read_text()).items():
@@ -146,6 +146,15 @@ class Study:
         self.fit(row.name, [f"experiment/{row.experiment}"], overlay)
         write(path, about | evaluate(self._last(row.name), self.requests(row.temperature), self.args.lanes))
         print(f"{row.name}: {path}", flush=True)
+
+    def portable(self, settings: Tree) -> Tree:
+        """Settings without the folders of this machine."""
+        folders = {"RUNS": self.runs, "DATA": self.data.resolve(), "TARGET": Path(self.args.target)}
+        text = json.dumps(settings)
+        for name, folder in folders.items():
+            if folder.is_dir():
+                text = text.replace(str(folder), name)
+        return dict(json.loads(text))
 
     def requests(self, temperature: float) -> list[Any]:
         """The evaluation: the first prompts of each file, in the file's order."""
@@ -167,7 +176,8 @@ class Study:
         if config.is_file() and config.read_text() != text:
             shutil.rmtree(self.runs / "fits" / name, ignore_errors=True)  # of other settings: cannot be gone on with
         config.write_text(text)
-        words = [word for part in [*experiment, "target/smollm2-135m", "trainer/cpu", config] for word in ("-c", part)]
+        preset = [] if Path(self.args.target).is_dir() else [f"target/{self.args.target}"]
+        words = [word for part in [*experiment, *preset, "trainer/cpu", config] for word in ("-c", part)]
         last = self.runs / "fits" / name / "checkpoints" / "last.ckpt"
         _run("fit", *words, *(["--ckpt_path", "last"] if last.exists() else []))
 
@@ -183,6 +193,7 @@ class Study:
         ]
         return {
             "run": str(self.runs / "fits" / name),
+            "target": self.args.target,
             "seed_everything": seed,
             "model": {
                 "seed": seed,
@@ -313,12 +324,6 @@ def merged(under: Tree, over: Tree) -> Tree:
     return both
 
 
-def portable(settings: Tree, runs: Path, data: Path) -> Tree:
-    """Settings without the folders of this machine."""
-    text = json.dumps(settings).replace(str(runs), "RUNS").replace(str(data.resolve()), "DATA")
-    return dict(json.loads(text))
-
-
 def fingerprint(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
@@ -336,7 +341,8 @@ def _source(path: Path, **init: Any) -> Tree:
 
 
 def _run(*words: Any) -> None:
-    subprocess.run([sys.executable, "-m", "adaflash.cli", *map(str, words)], check=True)
+    if code := subprocess.run([sys.executable, "-m", "adaflash.cli", *map(str, words)]).returncode:
+        raise SystemExit(f"adaflash {words[0]} ended with exit code {code}; the same command goes on from here")
 
 
 def main() -> None:
@@ -345,7 +351,7 @@ def main() -> None:
     parser.add_argument("--data", default="", help="folder with prompts/eval and rollouts")
     parser.add_argument("--runs", default="runs/study", help="runs, checkpoints and the base drafter")
     parser.add_argument("--output", default=str(ROWS), help="folder of the rows' JSON")
-    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--target", default="smollm2-135m", help="name of a preset, or folder of a target")
     parser.add_argument("--base_updates", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=24, help="evaluation prompts a domain")
