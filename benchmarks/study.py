@@ -51,6 +51,8 @@ class Row:
     seed: int = 0
     temperature: float = 0.0
     scratch: bool = False  # begin from the target's layers, not from the base drafter
+    domains: tuple[str, ...] = ()  # learns from these alone; (): from all
+    of: str = ""  # trains nothing: this row's drafter, measured on longer responses
 
 
 def rows(updates: int) -> list[Row]:
@@ -86,6 +88,9 @@ def rows(updates: int) -> list[Row]:
     for key, value in (("num_layers", 4), ("block_size", 16)):
         change = {"model": {"drafter": {"init_args": {key: value}}}}
         found.append(Row(f"adaflash-scratch-{key.replace('_', '-')}-{value}", "adaflash", change, scratch=True))
+    for method in ("dflash", "adaflash"):  # a domain that nobody trained on, and longer responses than anybody saw
+        found.append(Row(f"{method}-scratch-no-chat", method, scratch=True, domains=("math", "code")))
+        found.append(Row(f"{method}-longer", method, of=f"{method}-t0-s0"))
     return found
 
 
@@ -123,6 +128,8 @@ class Study:
         overlay = self._overlay(row.name, self.args.updates, 16, 1e-3 if row.scratch else 5e-4, row.seed)
         if row.experiment == "adaflash":
             overlay["model"]["length"] = {"class_path": "adaflash.length.survival.SurvivalLength"}
+        if row.domains:
+            overlay["data"]["train"] = [_source(self._only(row.domains), responses=True)]
         if row.experiment == "dflash" and row.temperature:
             overlay["data"]["train"] = [_source(self._sampled(row.temperature), responses=True)]
         rollout: Tree = {"max_new_tokens": LONGEST}
@@ -135,16 +142,21 @@ class Study:
 
     def do(self, row: Row) -> None:
         """Train and measure one row, unless its JSON is there."""
+        if row.of:
+            self.do(next(each for each in rows(self.args.updates) if each.name == row.of))
         overlay = self.settings(row)
         base = "" if row.scratch else fingerprint(self.runs / "base" / "model.safetensors")
         about = {"row": row.name, "experiment": row.experiment, "settings": self.portable(overlay)}
-        about |= {"base": base, "evaluation": [self.args.prompts, self.args.tokens]}
+        evaluation = [self.args.prompts // 3, self.args.tokens * 4] if row.of else [self.args.prompts, self.args.tokens]
+        about |= {"base": base, "evaluation": evaluation}
         path = Path(self.args.output) / f"{row.name}.json"
         if path.is_file() and about.items() <= json.loads(path.read_text()).items():
             print(f"{row.name}: measured already")
             return
-        self.fit(row.name, [f"experiment/{row.experiment}"], overlay)
-        write(path, about | evaluate(self._last(row.name), self.requests(row.temperature), self.args.lanes))
+        if not row.of:
+            self.fit(row.name, [f"experiment/{row.experiment}"], overlay)
+        requests = self.requests(row.temperature, *evaluation)
+        write(path, about | evaluate(self._last(row.of or row.name), requests, self.args.lanes))
         print(f"{row.name}: {path}", flush=True)
 
     def portable(self, settings: Tree) -> Tree:
@@ -156,7 +168,7 @@ class Study:
                 text = text.replace(str(folder), name)
         return dict(json.loads(text))
 
-    def requests(self, temperature: float) -> list[Any]:
+    def requests(self, temperature: float, prompts: int, tokens: int) -> list[Any]:
         """The evaluation: the first prompts of each file, in the file's order."""
         from adaflash.data.rows import parse_row
         from adaflash.data.tokenizer import load_renderer
@@ -164,10 +176,10 @@ class Study:
 
         renderer, found = load_renderer(self.args.target), []
         for path in sorted((self.data / "prompts" / "eval").glob("*.jsonl")):
-            for i, line in enumerate(islice(path.open(), self.args.prompts)):
-                tokens = renderer.prompt(parse_row(json.loads(line), str(i))).tokens
+            for i, line in enumerate(islice(path.open(), prompts)):
+                prompt = renderer.prompt(parse_row(json.loads(line), str(i))).tokens
                 domain = DOMAINS.get(path.stem, path.stem)
-                found.append(Request(tokens, self.args.tokens, f"{path.stem}-{i}", domain, i, temperature))
+                found.append(Request(prompt, tokens, f"{path.stem}-{i}", domain, i, temperature))
         return found
 
     def fit(self, name: str, experiment: list[str], overlay: Tree) -> None:
@@ -209,6 +221,13 @@ class Study:
             "trainer": {"max_steps": updates, "val_check_interval": updates // 2, "precision": "bf16-mixed"},
             "last": {"every_n_train_steps": 40},
         }  # fmt: skip
+
+    def _only(self, domains: tuple[str, ...]) -> Path:
+        """What a row learns from that knows some domains only."""
+        path = self.split / f"continue-{'-'.join(domains)}.jsonl"
+        lines = (self.split / "continue.jsonl").read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["domain"] in domains))
+        return path
 
     def _sampled(self, temperature: float) -> Path:
         """The target's own samples for the same prompts: what a method learns from that does not roll out itself."""
@@ -257,7 +276,7 @@ def evaluate(checkpoint: Path, requests: list[Any], lanes: int) -> Tree:
     module = load_run(checkpoint)
     block, domains = module.drafter.block_size, {request.domain for request in requests}
     policies: dict[str, LengthPolicy] = {"full": FullBlock()}
-    if any(True for _ in module.length.parameters()):
+    if any(True for _ in module.length.parameters()):  # learnt with the drafter
         policies["survival"] = module.length
         policies |= {each.name: each.make(block) for each in contenders(module, ["paper"])[0] if each.make}
     found, texts = {}, []
